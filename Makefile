@@ -1,0 +1,46 @@
+# `make test` needs nothing but Python ≥ 3.11 and make: it makes .venv and installs pinned versions of everything.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: help install lint types test quick format bench clean
+
+help:
+	@echo "make test     install, lint, check types and run every test"
+	@echo "make quick    the tests without the model matrix"
+	@echo "make lint     ruff"
+	@echo "make types    mypy, strict"
+	@echo "make format   let ruff rewrite the sources"
+	@echo "make bench    what tempering costs in eval mode and at rate zero"
+	@echo "make clean    remove .venv and every cache"
+
+install: .venv/installed
+
+.venv/installed: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
+
+quick: install
+	$(BIN)/pytest -n $(JOBS) --ignore tests/test_contracts.py
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -1,0 +1,209 @@
+"""What every method is: a small frozen dataclass that knows its name, its paper and how to check its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
+
+from attemper.errors import ParameterError
+
+__all__ = ["Method", "Paper", "Place", "Scheduled", "check_choice", "check_odd", "check_rate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    title: str
+    venue: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in the network a method is put, as far as it matters to the method."""
+
+    block: int
+    """Index l of the block, 0 … blocks − 1, running over all stages."""
+    blocks: int
+    """L, how many blocks the network has."""
+    grid: tuple[int, int] | None = None
+    """(rows, columns) of the keys that are patches, where known."""
+    prefix: int = 0
+    """How many keys stand before the patches (class token, registers)."""
+    name: str = ""
+    """The module's name in the model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A regulariser with its parameters. Subclasses are frozen dataclasses with a default for every field."""
+
+    name: ClassVar[str]
+    """Its name in recipes."""
+    summary: ClassVar[str]
+    """What it does, in one sentence."""
+    paper: ClassVar[Paper]
+    stochastic: ClassVar[bool] = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no effect as it is."""
+        return False
+
+    def at(self, place: Place) -> Self:
+        """The method as it acts in one place of the network: rates resolved, geometry filled in."""
+        return self
+
+    def with_rate(self, rate: float) -> Self:
+        """The same method at another rate; methods without a rate return themselves."""
+        return self
+
+    def __str__(self) -> str:
+        return render_method(self)
+
+
+def render_method(method: Method) -> str:
+    """The recipe text of one method: its first parameter, then whatever differs from the defaults.
+
+    >>> from attemper.methods import DropKey
+    >>> render_method(DropKey(0.2, schedule="decreasing"))
+    'dropkey(0.2, schedule=decreasing)'
+    """
+    words = []
+    for index, field in enumerate(dataclasses.fields(method)):
+        value = getattr(method, field.name)
+        if index == 0:
+            words.append(render_value(value))
+        elif value != field.default:
+            words.append(f"{field.name}={render_value(value)}")
+    return f"{method.name}({', '.join(words)})" if words else method.name
+
+
+def render_value(value: Any) -> str:
+    """One parameter's value as a recipe writes it."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(render_value(item) for item in value) + "]"
+    if callable(value):
+        raise ParameterError(f"a schedule that is a function cannot be written in a recipe: {value!r}")
+    return str(value)
+
+
+Schedule = str | tuple[float, ...] | Callable[[int, int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled(Method):
+    """A method with a drop rate that may differ from block to block.
+
+    p: the probability of dropping, 0 ≤ p < 1.
+    schedule: "constant"; "decreasing", p·(L − l)/L at block l of L; "increasing", its mirror image; a list of L rates;
+        or a function of (l, L) that gives the rate.
+    match: what p is of a schedule: its largest rate ("max") or its mean over the blocks ("mean").
+    """
+
+    p: float = 0.1
+    schedule: Schedule = "constant"
+    match: Literal["max", "mean"] = "max"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_rate("p", self.p))
+        check_choice("match", self.match, ("max", "mean"))
+        if isinstance(self.schedule, list | tuple):
+            rates = tuple(check_rate(f"schedule[{i}]", rate) for i, rate in enumerate(self.schedule))
+            object.__setattr__(self, "schedule", rates)
+        elif not callable(self.schedule):
+            if self.schedule not in SHAPES:
+                raise ParameterError(
+                    f"schedule must be one of {', '.join(SHAPES)}, a list of rates or a function of (l, L); "
+                    f"got {self.schedule!r}"
+                )
+
+    @property
+    def idle(self) -> bool:
+        return self.p == 0 and self.schedule == "constant"
+
+    def rates(self, blocks: int) -> list[float]:
+        """The rate of every block.
+
+        >>> from attemper.methods import DropKey
+        >>> DropKey(0.4, schedule="decreasing").rates(2)
+        [0.4, 0.2]
+        >>> [round(rate, 6) for rate in DropKey(0.3, schedule="decreasing", match="mean").rates(2)]
+        [0.4, 0.2]
+        """
+        if isinstance(self.schedule, tuple):
+            if len(self.schedule) != blocks:
+                raise ParameterError(
+                    f"schedule of {self.name} must have one rate per block: the model has {blocks} blocks, "
+                    f"the list has {len(self.schedule)} rates"
+                )
+            return list(self.schedule)
+        if not isinstance(self.schedule, str):
+            return [check_rate(f"schedule({l}, {blocks})", self.schedule(l, blocks)) for l in range(blocks)]
+        shape = [SHAPES[self.schedule](l, blocks) for l in range(blocks)]
+        total = max(shape) if self.match == "max" else sum(shape) / blocks
+        rates = [self.p * part / total for part in shape]
+        if max(rates) >= 1:
+            raise ParameterError(
+                f"p={self.p} with schedule={self.schedule}, match={self.match} over {blocks} blocks needs a rate of "
+                f"{max(rates):.4g} in one of them; rates must be below 1"
+            )
+        return rates
+
+    def at(self, place: Place) -> Self:
+        rate = self.rates(place.blocks)[place.block]
+        return dataclasses.replace(self, p=rate, schedule="constant", match="max")
+
+    def with_rate(self, rate: float) -> Self:
+        """The same method with p = rate. A schedule given as a list or function is scaled, so that its largest rate
+        (or its mean, by `match`) becomes the new one."""
+        rate = check_rate("rate", rate)
+        if isinstance(self.schedule, str):
+            return dataclasses.replace(self, p=rate)
+        return dataclasses.replace(self, p=rate, schedule=Rescaled(self.schedule, self.match, rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaled:
+    """A schedule of given rates, scaled to a new largest or mean rate."""
+
+    schedule: tuple[float, ...] | Callable[[int, int], float]
+    match: Literal["max", "mean"]
+    rate: float
+
+    def __call__(self, block: int, blocks: int) -> float:
+        given = self.schedule
+        rates = given if isinstance(given, tuple) else [given(l, blocks) for l in range(blocks)]
+        if len(rates) != blocks:
+            raise ParameterError(f"schedule has {len(rates)} rates, the model has {blocks} blocks")
+        total = max(rates) if self.match == "max" else sum(rates) / blocks
+        return 0.0 if total == 0 else self.rate * rates[block] / total
+
+
+SHAPES: dict[str, Callable[[int, int], int]] = {
+    "constant": lambda l, blocks: 1,
+    "decreasing": lambda l, blocks: blocks - l,
+    "increasing": lambda l, blocks: l + 1,
+}
+
+
+def check_rate(name: str, value: float) -> float:
+    """`value` as a float in [0, 1), or an error that names the parameter."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ParameterError(f"{name} must be a number in [0, 1), got {value!r}")
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ParameterError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_odd(name: str, value: int) -> None:
+    """Raise unless `value` is an odd integer ≥ 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value % 2 == 0:
+        raise ParameterError(f"{name} must be an odd integer of at least 1, got {value!r}")

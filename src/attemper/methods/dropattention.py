@@ -1,0 +1,121 @@
+"""DropAttention: drop attention weights after softmax. Zehui et al., 2019; inverted: ordinary attention dropout."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.errors import ParameterError
+from attemper.methods.base import Paper, Scheduled, check_choice
+from attemper.ops.perturbation import Perturbation, drop_logits
+from attemper.ops.stream import Stream
+
+__all__ = ["DropAttention", "dropattention", "window_keep"]
+
+
+def dropattention(
+    weights: Tensor,
+    keep: Tensor,
+    p: float,
+    *,
+    rescale: str = "normalize",
+    detach: bool = False,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Attention weights with some set to zero, (B, H, Nq, Nk).
+
+    keep: boolean, broadcastable to the weights, True = kept.
+    rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p.
+    detach: no gradient through the row sum of "normalize", as the original writes it.
+    allowed: the keys that may have weight; a row that would lose all of them is left as it is.
+
+    >>> weights = torch.tensor([[[[0.5, 0.3, 0.2]]]])
+    >>> dropattention(weights, torch.tensor([True, True, False]), 0.5).tolist()
+    [[[[0.625, 0.375, 0.0]]]]
+    """
+    intact = ~(keep if allowed is None else keep & allowed).any(-1, keepdim=True)
+    kept = weights * (keep | intact)
+    if rescale == "inverted":
+        return torch.where(intact, weights, kept / (1 - p))
+    total = kept.sum(-1, keepdim=True)
+    # Where all that is left underflowed to zero there is nothing to renormalise: such a row is left as it is, too.
+    intact = intact | (total == 0)
+    total = torch.where(intact, 1.0, total)
+    return torch.where(intact, weights, kept / (total.detach() if detach else total))
+
+
+def window_keep(starts: Tensor, w: int) -> Tensor:
+    """Boolean, True = kept, from `starts` (…, keys), True where a dropped run of w keys begins."""
+    runs = F.pad(starts.to(torch.float32).flatten(0, -2)[:, None], (w - 1, 0))
+    return (F.max_pool1d(runs, w, stride=1)[:, 0] == 0).view(starts.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class DropAttention(Scheduled, Perturbation):
+    """Drop attention weights after softmax.
+
+    p, schedule, match: how much, in which block (see `Scheduled`).
+    unit: "element" drops single weights; "column" drops a key for all queries of a head.
+    w: with unit="column", runs of w keys are dropped, each starting with rate p/w.
+    rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p, as every framework's dropout does.
+    detach: with "normalize", no gradient through the row sum, as the original writes it.
+    """
+
+    name: ClassVar[str] = "dropattention"
+    summary: ClassVar[str] = "drop attention weights after softmax, by element or by key"
+    paper: ClassVar[Paper] = Paper("DropAttention", "2019")
+    stochastic: ClassVar[bool] = True
+    order: ClassVar[int] = 1
+
+    unit: Literal["element", "column"] = "element"
+    w: int = 1
+    rescale: Literal["normalize", "inverted"] = "normalize"
+    detach: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("unit", self.unit, ("element", "column"))
+        check_choice("rescale", self.rescale, ("normalize", "inverted"))
+        if isinstance(self.w, bool) or not isinstance(self.w, int) or self.w < 1:
+            raise ParameterError(f"w must be an integer of at least 1, got {self.w!r}")
+        if self.w > 1 and self.unit != "column":
+            raise ParameterError(f"w={self.w} drops runs of keys and needs unit=column; unit is {self.unit}")
+        if not isinstance(self.detach, bool):
+            raise ParameterError(f"detach must be true or false, got {self.detach!r}")
+        if self.detach and self.rescale != "normalize":
+            raise ParameterError("detach=true needs rescale=normalize: there is no row sum to detach otherwise")
+
+    def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """Which weights are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
+        batch, heads, _, keys = shape
+        if self.unit == "element":
+            return stream.keep(shape, self.p)
+        columns = (batch, heads, 1, keys)
+        if self.w == 1:
+            return stream.keep(columns, self.p)
+        if self.w > keys:
+            raise ParameterError(f"w={self.w} is larger than the number of keys, {keys}")
+        return window_keep(~stream.keep(columns, self.p / self.w), self.w)
+
+    @property
+    def _in_logits(self) -> bool:
+        # Zeroing weights and dividing by what is left is the same as dropping logits before softmax, forward and
+        # backward, and there it cannot underflow.
+        return self.rescale == "normalize" and not self.detach
+
+    def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
+        if not self._in_logits:
+            return logits, allowed
+        batch, heads, queries, keys = logits.shape
+        return drop_logits(logits, self.keep((batch, heads, queries, keys), stream), allowed)
+
+    def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
+        if self._in_logits:
+            return weights
+        batch, heads, queries, keys = weights.shape
+        keep = self.keep((batch, heads, queries, keys), stream)
+        return dropattention(weights, keep, self.p, rescale=self.rescale, detach=self.detach, allowed=allowed)

@@ -1,0 +1,146 @@
+"""DropKey: drop keys before softmax. Li et al., "DropKey", CVPR 2023.
+
+Algorithm 1 of the paper adds −1e12 to each logit with probability p and lets softmax renormalise over the rest. Here
+the dropped logits are −inf, and a row that would lose all of its allowed keys is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attemper.errors import ParameterError
+from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_odd
+from attemper.methods.structure import seed_rate, structured_keep
+from attemper.ops.perturbation import Perturbation, drop_logits
+from attemper.ops.stream import Stream
+
+__all__ = ["DropKey", "dropkey", "shared_keep"]
+
+
+def dropkey(logits: Tensor, keep: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """Attention weights softmax(S + log keep), (B, H, Nq, Nk).
+
+    keep: boolean, broadcastable to the logits, True = kept.
+    allowed: the keys that the logits' masks leave; a row that would lose all of them keeps all of them.
+
+    >>> logits = torch.zeros(1, 1, 1, 4)
+    >>> dropkey(logits, torch.tensor([True, True, False, False])).tolist()
+    [[[[0.5, 0.5, 0.0, 0.0]]]]
+    """
+    return drop_logits(logits, keep, allowed)[0].softmax(-1)
+
+
+def shared_keep(stream: Stream, batch: int, heads: int, keys: int, p: float) -> Tensor:
+    """(batch, heads, 1, keys) boolean: one key set per head, drawn without replacement.
+
+    N − ⌊p·N⌋ keys are drawn, at least one, and the last of them is kept with probability 1 − frac(p·N): the number of
+    drawn keys never changes, and the expected share of dropped keys is p.
+    """
+    whole = math.floor(p * keys)
+    drawn = max(1, keys - whole)
+    rank = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True).argsort(dim=-1)
+    if drawn == 1:
+        return (rank < 1)[:, :, None]
+    coin = stream.keep((batch, heads, 1, keys + 1), p * keys - whole)[..., 0, keys:]
+    return torch.where(rank == drawn - 1, coin, rank < drawn)[:, :, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DropKey(Scheduled, Perturbation):
+    """Drop keys before softmax; what is left renormalises by itself.
+
+    p, schedule, match: how much, in which block (see `Scheduled`).
+    share: "none" draws anew for every (sample, head, query, key); "queries" draws one key set for all queries of a
+        head; "heads" one for all heads too.
+    structure: "none"; "block" drops w × w windows of the image grid (w = 3); "cross" drops horizontal and vertical
+        stripes of width w (w = 1). Prefix tokens are never dropped by a structure.
+    w: the width of the structure, odd; None is the structure's default.
+    grid, prefix: (rows, columns) of the patches among the keys, and how many keys stand before them. In a tempered
+        model they come from the model.
+    """
+
+    name: ClassVar[str] = "dropkey"
+    summary: ClassVar[str] = "drop keys before softmax, which renormalises over the rest"
+    paper: ClassVar[Paper] = Paper("DropKey", "CVPR 2023")
+    stochastic: ClassVar[bool] = True
+
+    share: Literal["none", "queries", "heads"] = "none"
+    structure: Literal["none", "block", "cross"] = "none"
+    w: int | None = None
+    grid: tuple[int, int] | None = None
+    prefix: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("share", self.share, ("none", "queries", "heads"))
+        check_choice("structure", self.structure, ("none", "block", "cross"))
+        if self.structure == "none":
+            for name in ("w", "grid", "prefix"):
+                if getattr(self, name) is not None:
+                    raise ParameterError(f"{name} belongs to structure=block or cross, and structure is none")
+            return
+        if self.w is not None:
+            check_odd("w", self.w)
+        if self.grid is not None:
+            self._check_grid()
+
+    def _check_grid(self) -> None:
+        grid = tuple(self.grid or ())
+        if len(grid) != 2 or any(not isinstance(n, int) or n < 1 for n in grid):
+            raise ParameterError(f"grid must be [rows, columns], both at least 1; got {self.grid!r}")
+        object.__setattr__(self, "grid", grid)
+        if self.width > min(grid):
+            raise ParameterError(
+                f"a {self.structure} of width w={self.width} is larger than the grid of {grid[0]} × {grid[1]} keys"
+            )
+        if self.prefix is not None and (not isinstance(self.prefix, int) or self.prefix < 0):
+            raise ParameterError(f"prefix must be a number of keys, 0 or more; got {self.prefix!r}")
+
+    @property
+    def width(self) -> int:
+        """The width of the structure, its default filled in."""
+        return self.w if self.w is not None else 3 if self.structure == "block" else 1
+
+    def at(self, place: Place) -> DropKey:
+        here = super().at(place)
+        if self.structure == "none" or self.grid is not None:
+            return here
+        if place.grid is None:
+            raise ParameterError(
+                f"structure={self.structure} needs the keys to lie on an image grid, and none is known for "
+                f"'{place.name}'; give it as grid=[rows, columns] and prefix=n, or use structure=none"
+            )
+        return dataclasses.replace(here, grid=place.grid, prefix=place.prefix)
+
+    def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """Which keys are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
+        batch, heads, queries, keys = shape
+        if self.share == "heads":
+            heads = 1
+        if self.share != "none":
+            queries = 1
+        if self.structure != "none":
+            return self._structured(batch, heads, queries, keys, stream)
+        if self.share != "none":
+            return shared_keep(stream, batch, heads, keys, self.p)
+        return stream.keep(shape, self.p)
+
+    def _structured(self, batch: int, heads: int, queries: int, keys: int, stream: Stream) -> Tensor:
+        prefix = self.prefix or 0
+        if self.grid is None or keys != prefix + self.grid[0] * self.grid[1]:
+            raise ParameterError(
+                f"structure={self.structure} needs keys = prefix + rows × columns; this call has {keys} keys, "
+                f"grid={self.grid}, prefix={prefix}"
+            )
+        rate = seed_rate(self.structure, self.grid, self.width, self.p)
+        patches = structured_keep(stream, (batch, heads, queries), self.grid, self.structure, self.width, rate)
+        return torch.nn.functional.pad(patches, (prefix, 0), value=True)
+
+    def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
+        batch, heads, queries, keys = logits.shape
+        return drop_logits(logits, self.keep((batch, heads, queries, keys), stream), allowed)

@@ -1,0 +1,145 @@
+"""What `torch.nn.functional.multi_head_attention_forward` does before and after attention itself.
+
+That function hides its attention call from torch-function modes, so the seam has to stand in for it. The projections
+multiply the same matrices in the same grouping as torch's, so that a call in which nothing is dropped gives the same
+bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["MultiheadArguments", "merge_heads", "project_heads"]
+
+
+@dataclass
+class MultiheadArguments:
+    """The arguments of `multi_head_attention_forward`, by its own names and in its own order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    embed_dim_to_check: int
+    num_heads: int
+    in_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+    add_zero_attn: bool
+    dropout_p: float
+    out_proj_weight: Tensor
+    out_proj_bias: Tensor | None
+    training: bool = True
+    key_padding_mask: Tensor | None = None
+    need_weights: bool = True
+    attn_mask: Tensor | None = None
+    use_separate_proj_weight: bool = False
+    q_proj_weight: Tensor | None = None
+    k_proj_weight: Tensor | None = None
+    v_proj_weight: Tensor | None = None
+    static_k: Tensor | None = None
+    static_v: Tensor | None = None
+    average_attn_weights: bool = True
+    is_causal: bool = False
+
+    @property
+    def batched(self) -> bool:
+        return self.query.dim() == 3
+
+
+def project_heads(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Q, K, V as (B, H, N, e), and one mask for `attemper.attention` (None: everything is allowed)."""
+    q, k, v = _project(call)
+    if call.bias_k is not None and call.bias_v is not None:
+        k = torch.cat([k, call.bias_k.expand(1, k.shape[1], -1)])
+        v = torch.cat([v, call.bias_v.expand(1, v.shape[1], -1)])
+    q, k, v = (_split(t, call.num_heads) for t in (q, k, v))
+    if call.static_k is not None:
+        k = call.static_k.view(q.shape[0], call.num_heads, -1, q.shape[-1])
+    if call.static_v is not None:
+        v = call.static_v.view(q.shape[0], call.num_heads, -1, q.shape[-1])
+    if call.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    return q, k, v, _merged_mask(call, (q.shape[0], call.num_heads, q.shape[2], k.shape[2]), q.dtype)
+
+
+def _project(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens, batch, width) each."""
+    query, key, value = call.query, call.key, call.value
+    same_kv, same_qk = key is value, query is key
+    if not call.batched:
+        query, key, value = query[:, None], key[:, None], value[:, None]
+    bias = call.in_proj_bias
+    if call.use_separate_proj_weight:
+        weights = call.q_proj_weight, call.k_proj_weight, call.v_proj_weight
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))  # type: ignore[arg-type]
+        return q, k, v
+    weight, width = call.in_proj_weight, query.shape[-1]
+    assert weight is not None
+    if same_kv and same_qk:
+        q, k, v = F.linear(query, weight, bias).chunk(3, -1)
+        return q, k, v
+    b_q, b_kv = (None, None) if bias is None else bias.split([width, 2 * width])
+    w_q, w_kv = weight.split([width, 2 * width])
+    q = F.linear(query, w_q, b_q)
+    if same_kv:
+        k, v = F.linear(key, w_kv, b_kv).chunk(2, -1)
+        return q, k, v
+    b_k, b_v = (None, None) if b_kv is None else b_kv.chunk(2)
+    w_k, w_v = w_kv.chunk(2)
+    return q, F.linear(key, w_k, b_k), F.linear(value, w_v, b_v)
+
+
+def _split(t: Tensor, heads: int) -> Tensor:
+    """(N, B, d) → (B, H, N, e)."""
+    tokens, batch, width = t.shape
+    return t.reshape(tokens, batch, heads, width // heads).permute(1, 2, 0, 3)
+
+
+def _merged_mask(call: MultiheadArguments, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor | None:
+    """attn_mask and key_padding_mask as one. True means "may attend" here; in torch's function, the opposite."""
+    batch, heads, queries, keys = shape
+    attn_mask, padding = call.attn_mask, call.key_padding_mask
+    if attn_mask is not None:
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.view(batch, heads, queries, -1)
+        attn_mask = _pad_keys(attn_mask, keys)
+    if padding is not None:
+        padding = _pad_keys(padding if call.batched else padding[None], keys).view(batch, 1, 1, keys)
+    masks = [mask for mask in (attn_mask, padding) if mask is not None]
+    if not masks:
+        return None
+    if all(mask.dtype == torch.bool for mask in masks):
+        forbidden = masks[0] if len(masks) == 1 else masks[0] | masks[1]
+        return ~forbidden
+    additive = [_additive(mask, dtype) for mask in masks]
+    return additive[0] if len(additive) == 1 else additive[0] + additive[1]
+
+
+def _pad_keys(mask: Tensor, keys: int) -> Tensor:
+    """Allow the keys that bias_k and add_zero_attn put at the end."""
+    missing = keys - mask.shape[-1]
+    return F.pad(mask, (0, missing)) if missing else mask
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+
+
+def merge_heads(call: MultiheadArguments, out: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """(B, H, N, e) → the output projection's (N, B, d), and the weights in the shape that was asked for."""
+    batch, _, tokens, _ = out.shape
+    joined = out.permute(2, 0, 1, 3).reshape(tokens * batch, -1)
+    projected = F.linear(joined, call.out_proj_weight, call.out_proj_bias).view(tokens, batch, -1)
+    if weights is not None and call.average_attn_weights:
+        weights = weights.mean(1)
+    if call.batched:
+        return projected, weights
+    return projected.squeeze(1), None if weights is None else weights.squeeze(0)

@@ -1,0 +1,122 @@
+"""`attemper.attention`: one operation, several implementations.
+
+An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
+and `attention(call)` serves it. It never imports another one. To add one, write the module and list it here, above
+everything that it beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from torch import Tensor
+
+from attemper.errors import ParameterError, UnsupportedError, suggestion
+from attemper.ops import reference, sdpa
+from attemper.ops.call import Call, make_call
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.seed import seed_tensor
+
+__all__ = ["Verdict", "attention", "implementations"]
+
+IMPLEMENTATIONS: dict[str, ModuleType] = {"sdpa": sdpa, "reference": reference}
+"""In the order in which `impl="auto"` asks them."""
+
+COMING = {
+    "triton": "needs a CUDA device, and the fused Triton kernels are not part of this version yet",
+    "fa4": "needs a Hopper or Blackwell GPU, and FlashAttention-4 support is not part of this version yet",
+}
+
+Impl = Literal["auto", "sdpa", "reference", "triton", "fa4"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one implementation can serve a call."""
+
+    name: str
+    serves: bool
+    reason: str
+    """Why not; empty where it serves."""
+    chosen: bool
+    """Whether `impl="auto"` picks it."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+    seed: int | Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Scaled dot-product attention with methods applied inside. Returns (B, H, Nq, e_v).
+
+    q: (B, H, Nq, e).
+    k, v: (B, H_kv, Nk, e) and (B, H_kv, Nk, e_v); H must be a multiple of H_kv (grouped-query heads).
+    attn_mask: broadcastable to (B, H, Nq, Nk); boolean (True = may attend) or added to the logits.
+    is_causal: query i sees keys 0 … i only. May be combined with attn_mask.
+    scale: 1/√e unless given.
+    methods: what acts in this call, such as `[DropKey(0.1)]`. There is no training mode here: they always act.
+    seed: an int or a 0-dim int64 tensor; drawn from torch's generator where None.
+    impl: "auto" takes the fastest implementation that can serve the call; a name is obeyed or refused.
+
+    >>> import torch
+    >>> from attemper.methods import DropKey
+    >>> q = k = v = torch.randn(2, 3, 17, 8)
+    >>> attention(q, k, v, methods=[DropKey(0.1)], seed=0).shape
+    torch.Size([2, 3, 17, 8])
+    """
+    seeded = None if seed is None else seed_tensor(seed, q.device)
+    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, seeded)  # type: ignore[arg-type]
+    out: Tensor = choose(call, impl).attention(call)
+    return out
+
+
+def choose(call: Call, impl: str) -> ModuleType:
+    """The implementation that serves this call, or an error that says which ones would."""
+    if impl == "auto":
+        return next(module for module in IMPLEMENTATIONS.values() if module.refuse(call) is None)
+    if impl in IMPLEMENTATIONS and (reason := IMPLEMENTATIONS[impl].refuse(call)) is None:
+        return IMPLEMENTATIONS[impl]
+    if impl not in IMPLEMENTATIONS and impl not in COMING:
+        known = ["auto", *IMPLEMENTATIONS, *COMING]
+        raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
+    serving = [name for name, module in IMPLEMENTATIONS.items() if module.refuse(call) is None]
+    reason = COMING.get(impl) or reason
+    raise UnsupportedError(
+        f"impl='{impl}' cannot serve this call on {call.q.device}: {reason}. These can: {', '.join(serving)}."
+    )
+
+
+def implementations(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+) -> list[Verdict]:
+    """For each implementation, whether it can serve this call of `attention`, and if not, why.
+
+    >>> import torch
+    >>> q = k = v = torch.randn(1, 1, 4, 8)
+    >>> [verdict.name for verdict in implementations(q, k, v) if verdict.chosen]
+    ['sdpa']
+    """
+    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, None)  # type: ignore[arg-type]
+    chosen = choose(call, "auto")
+    verdicts = []
+    for name, module in IMPLEMENTATIONS.items():
+        reason = module.refuse(call)
+        verdicts.append(Verdict(name, reason is None, reason or "", module is chosen))
+    return verdicts + [Verdict(name, False, reason, False) for name, reason in COMING.items()]

@@ -1,0 +1,96 @@
+"""One attention call, checked once and handed to whichever implementation serves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attemper.errors import ParameterError
+from attemper.ops.perturbation import Perturbation
+
+__all__ = ["Call", "make_call"]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The checked arguments of `attemper.attention`.
+
+    q: (B, H, Nq, e); k: (B, H_kv, Nk, e); v: (B, H_kv, Nk, e_v), H a multiple of H_kv.
+    attn_mask: boolean (True = may attend) or additive, broadcastable to (B, H, Nq, Nk).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attn_mask: Tensor | None
+    is_causal: bool
+    scale: float
+    methods: tuple[Perturbation, ...]
+    seed: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Nq, Nk), the shape of the logits."""
+        return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+
+def make_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    methods: Sequence[Perturbation],
+    seed: Tensor | None,
+) -> Call:
+    """Check shapes, dtypes, devices and methods; raise an error that names what was given and what would be right."""
+    _check_tensors(q, k, v)
+    if attn_mask is not None:
+        _check_mask(attn_mask, q, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    methods = (methods,) if isinstance(methods, Perturbation) else tuple(methods)
+    for method in methods:
+        if not isinstance(method, Perturbation):
+            raise ParameterError(f"methods must act on attention, such as DropKey(0.1); got {method!r}")
+    return Call(q, k, v, attn_mask, is_causal, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, methods, seed)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ParameterError(f"q, k and v must have four axes (batch, heads, tokens, width), got {shapes}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ParameterError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if q.dtype not in DTYPES:
+        raise ParameterError(f"q, k and v must be float64, float32, bfloat16 or float16, got {q.dtype}")
+    if not q.device == k.device == v.device:
+        raise ParameterError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+    if q.shape[-1] != k.shape[-1]:
+        raise ParameterError(f"q and k must have the same head width, got {shapes}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ParameterError(f"k and v must agree in batch, heads and tokens, got {shapes}")
+    if q.shape[0] != k.shape[0]:
+        raise ParameterError(f"q and k must have the same batch size, got {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ParameterError(f"the heads of q must be a multiple of those of k and v, got {shapes}")
+    if k.shape[2] == 0:
+        raise ParameterError(f"attention needs at least one key, got {shapes}")
+
+
+def _check_mask(mask: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ParameterError(f"attn_mask must be boolean (True = may attend) or floating point, got {mask.dtype}")
+    if mask.device != q.device:
+        raise ParameterError(f"attn_mask must be on the device of q, {q.device}, got {mask.device}")
+    if mask.dim() > 4 or any(
+        given not in (1, wanted) for given, wanted in zip(reversed(mask.shape), reversed(shape), strict=False)
+    ):
+        raise ParameterError(
+            f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
+        )

@@ -1,0 +1,49 @@
+"""What a method may do to one attention call, and the rule that no row loses all of its keys."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attemper.ops.stream import Stream
+
+__all__ = ["Perturbation", "drop_logits", "rescue"]
+
+
+class Perturbation:
+    """A change to attention. Subclasses override the stage that they act on; the other stays the identity.
+
+    logits: (B, H, Nq, Nk), −inf where a key is masked out or dropped already.
+    allowed: boolean, broadcastable to the logits, or None where every key is allowed. A key that a mask pushes out of
+        reach is not allowed; neither is one that an earlier method dropped.
+    """
+
+    order: ClassVar[int] = 0
+    """Methods of one call act in this order, and in the order given where it is equal."""
+
+    def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
+        """Change what softmax will see. Returns the new logits and what is allowed from here on."""
+        return logits, allowed
+
+    def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
+        """Change what softmax gave: (B, H, Nq, Nk), rows sum to one."""
+        return weights
+
+
+def rescue(keep: Tensor, allowed: Tensor | None) -> Tensor:
+    """`keep`, but True throughout in every row that would lose all of its allowed keys."""
+    kept = keep if allowed is None else keep & allowed
+    return keep | ~kept.any(-1, keepdim=True)
+
+
+def drop_logits(logits: Tensor, keep: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Drop keys before softmax; a row that would lose all of its allowed keys is left as it is.
+
+    keep: boolean, broadcastable to the logits, True = kept.
+    Returns the logits with −inf at dropped keys, and the keys that are still allowed.
+    """
+    # A keep mask shared by all queries still loses rows one by one where `allowed` differs between queries.
+    keep = rescue(keep, allowed)
+    return logits.masked_fill(~keep, -torch.inf), keep if allowed is None else keep & allowed

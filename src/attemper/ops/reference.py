@@ -1,0 +1,96 @@
+"""Attention under any set of perturbations, written to be read: the specification of every other implementation.
+
+It stores the (Nq × Nk) logits. Half precision is computed in float32 and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attemper.ops.call import Call
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.seed import draw_seed
+from attemper.ops.stream import Stream
+
+__all__ = ["attention", "attention_weights", "perturbed_softmax", "reachable", "refuse"]
+
+OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero
+
+
+def refuse(call: Call) -> str | None:
+    """Nothing: the reference serves every call."""
+    return None
+
+
+def attention(call: Call) -> Tensor:
+    """softmax(scale · QKᵀ + mask) V with every method of the call applied. Returns (B, H, Nq, e_v)."""
+    weights = attention_weights(call)
+    with torch.autocast(call.q.device.type, enabled=False):
+        return (weights @ _for_each_query_head(call.v.to(weights.dtype), call)).to(call.q.dtype)
+
+
+def attention_weights(call: Call) -> Tensor:
+    """The weights alone: (B, H, Nq, Nk), in float32 or, for float64 inputs, float64."""
+    with torch.autocast(call.q.device.type, enabled=False):
+        dtype = torch.promote_types(call.q.dtype, torch.float32)
+        q, k = call.q.to(dtype), _for_each_query_head(call.k.to(dtype), call)
+        logits = (q * call.scale) @ k.transpose(-2, -1)
+        logits, allowed = apply_masks(logits, call.attn_mask, call.is_causal)
+        return perturbed_softmax(logits, allowed, call.methods, call.seed)
+
+
+def _for_each_query_head(t: Tensor, call: Call) -> Tensor:
+    """Keys or values repeated, so that every query head of a group has its own."""
+    groups = call.q.shape[1] // t.shape[1]
+    return t if groups == 1 else t.repeat_interleave(groups, 1)
+
+
+def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
+    """Logits with masks in place, and the keys that they leave allowed (None: all)."""
+    if is_causal:
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        if attn_mask is None:
+            attn_mask = causal
+        elif attn_mask.dtype == torch.bool:
+            attn_mask = attn_mask & causal
+        else:
+            attn_mask = attn_mask.masked_fill(~causal, -torch.inf)
+    if attn_mask is None:
+        return logits, None
+    if attn_mask.dtype == torch.bool:
+        return logits.masked_fill(~attn_mask, -torch.inf), attn_mask
+    return logits + attn_mask, reachable(attn_mask)
+
+
+def reachable(additive: Tensor) -> Tensor:
+    """Which keys an additive mask, or logits that contain one, leaves in reach of the row's largest entry.
+
+    People write "masked out" as −inf, as the dtype's minimum, as −1e4 or, in Swin, as −100. All of them count.
+    """
+    additive = additive.detach()
+    top = additive.amax(-1, keepdim=True)
+    return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
+
+
+def perturbed_softmax(
+    logits: Tensor, allowed: Tensor | None, methods: Sequence[Perturbation], seed: Tensor | None
+) -> Tensor:
+    """Softmax over keys with every method applied; a row without any allowed key comes out as zeros, not as NaN."""
+    if methods and seed is None:
+        seed = draw_seed(logits.device)
+    drawn = [(method, Stream(seed, lane)) for lane, method in enumerate(methods) if seed is not None]
+    drawn.sort(key=lambda pair: pair[0].order)
+    masked = allowed is not None
+    for method, stream in drawn:
+        logits, allowed = method.perturb_logits(logits, allowed, stream)
+    if masked:
+        empty = (logits == -torch.inf).all(-1, keepdim=True)
+        weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    else:
+        weights = logits.softmax(-1)
+    for method, stream in drawn:
+        weights = method.perturb_weights(weights, allowed, stream)
+    return weights

@@ -1,0 +1,51 @@
+"""Where seeds come from: one 64-bit draw from torch's generator, on the device where it is used.
+
+The draw is an operator of its own because compilers replace torch's random functions by their own. The tag
+`nondeterministic_seeded` keeps it from being merged with another draw, and the ordered effect from being moved, removed
+or drawn again in a recomputed backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["draw_seed", "seed_tensor"]
+
+RANK_STEP = 0x2545F4914F6CDD1D  # odd, so that different ranks never share a seed
+
+
+def _draw(*, device: torch.device) -> Tensor:
+    seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        seed = seed + ((torch.distributed.get_rank() * RANK_STEP + 2**63) % 2**64 - 2**63)
+    return seed
+
+
+def _draw_fake(*, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device=device)
+
+
+torch.library.define("attemper::draw_seed", "(*, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+torch.library.impl("attemper::draw_seed", "CompositeExplicitAutograd", _draw)
+torch.library.register_fake("attemper::draw_seed", _draw_fake)
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A fresh 0-dim int64 seed from the default generator of `device`; distributed ranks get different ones."""
+    seed: Tensor = torch.ops.attemper.draw_seed(device=device)
+    return seed
+
+
+def seed_tensor(seed: int | Tensor | None, device: torch.device | str | None = None) -> Tensor:
+    """`seed` as the 0-dim int64 tensor that a stream starts from; None draws one."""
+    if seed is None:
+        return draw_seed(torch.device(device or "cpu"))
+    if isinstance(seed, Tensor):
+        if seed.dim() != 0 or seed.dtype != torch.int64:
+            raise ValueError(
+                f"seed must be an int or a 0-dim int64 tensor, got {seed.dtype} of shape {tuple(seed.shape)}"
+            )
+        return seed if device is None else seed.to(device)
+    wrapped = (int(seed) + 2**63) % 2**64 - 2**63
+    return torch.tensor(wrapped, dtype=torch.int64, device=device)

@@ -1,0 +1,35 @@
+"""What a library's adapter answers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import nn
+
+from attemper.sites.base import Geometry
+
+__all__ = ["Adapter", "from_library", "pair"]
+
+
+class Adapter(Protocol):
+    """What Attemper cannot see in a module itself, for the models of one library."""
+
+    def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
+        """The grid of an attention's keys, if `owner` (a module around it) is of this library and tells."""
+
+    def leave_alone(self, module: nn.Module) -> str | None:
+        """Why a module that looks like attention over keys is none, or None."""
+
+
+def from_library(module: nn.Module, library: str) -> bool:
+    """Whether a module's class comes from `library`; a tempered class still counts as the one it was made from."""
+    return any(cls.__module__.partition(".")[0] == library for cls in type(module).__mro__[:2])
+
+
+def pair(value: object) -> tuple[int, int] | None:
+    """A size given as one number or two, as (rows, columns)."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(n, int) for n in value):
+        return int(value[0]), int(value[1])
+    return None

@@ -1,0 +1,96 @@
+"""The places of a model where methods act, the same few kinds for every library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+__all__ = ["AttentionSite", "BlockSite", "Geometry", "MlpSite", "PatchSite", "Projection", "Projections", "Sites"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the keys of an attention lie on the image: `prefix` tokens, then rows × columns patches, row by row."""
+
+    grid: tuple[int, int]
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear map inside an attention: some rows of a module's weight."""
+
+    module: nn.Module
+    weight: str = "weight"
+    rows: tuple[int, int] | None = None
+    """First and last-but-one row where several projections share a weight; None: all of them."""
+
+    def matrix(self) -> Tensor:
+        """(out, in), a view of the parameter."""
+        weight: Tensor = getattr(self.module, self.weight)
+        return weight if self.rows is None else weight[self.rows[0] : self.rows[1]]
+
+
+@dataclass(frozen=True)
+class Projections:
+    """Where Q, K and V come from, and the map behind attention where there is one."""
+
+    q: Projection
+    k: Projection
+    v: Projection
+    out: Projection | None
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """A module that computes attention."""
+
+    name: str
+    module: nn.Module
+    block: int
+    heads: int | None
+    geometry: Geometry | None
+    projections: Projections | None
+
+
+@dataclass(frozen=True)
+class MlpSite:
+    """A feed-forward network: `firsts` take its input, `last` gives its output.
+
+    front: the input of `firsts`; mid: the input of `last`; end: the output of `last`.
+    """
+
+    name: str
+    block: int
+    firsts: tuple[nn.Module, ...]
+    last: nn.Module
+
+
+@dataclass(frozen=True)
+class BlockSite:
+    """A residual block: what holds an attention, a feed-forward network or both."""
+
+    name: str
+    module: nn.Module
+    index: int
+
+
+@dataclass(frozen=True)
+class PatchSite:
+    """A convolution that turns patches which do not overlap into tokens."""
+
+    name: str
+    module: nn.Conv2d
+    patch: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Sites:
+    """All of them. `left_alone` says which attention-like modules are no sites, and why."""
+
+    attentions: tuple[AttentionSite, ...]
+    mlps: tuple[MlpSite, ...]
+    blocks: tuple[BlockSite, ...]
+    patches: tuple[PatchSite, ...]
+    left_alone: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,149 @@
+"""Telling by a class's own code whether, and how, it computes attention."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any, TypeGuard
+
+from torch import nn
+
+from attemper.sites.base import Projection, Projections
+
+__all__ = ["computes_attention", "find_heads", "find_projections"]
+
+FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward", "ALL_ATTENTION_FUNCTIONS"}
+DEPTH = 3  # forward → a method or helper → its helper
+
+PACKED = ("qkv", "to_qkv", "in_proj", "query_key_value", "c_attn", "Wqkv")
+SEPARATE = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("to_q", "to_k", "to_v"),
+    ("wq", "wk", "wv"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("query_proj", "key_proj", "value_proj"),
+)
+SHARED_KV = (("q", "kv"), ("to_q", "to_kv"), ("q_proj", "kv_proj"), ("query", "key_value"))
+OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo")
+HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhead")
+
+
+def computes_attention(module: nn.Module) -> bool:
+    """Whether this module itself, not one inside it, computes attention.
+
+    A class that calls torch's attention function does. One that calls softmax does where it has Q and K projections
+    and "attention" in its name: softmax alone says too little.
+    """
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    cls: Any = type(module)
+    names = _names(cls)
+    if names & FUSED:
+        return True
+    called = cls.__name__.lower()
+    return "softmax" in names and ("attn" in called or "attention" in called) and find_projections(module) is not None
+
+
+@functools.cache
+def _names(cls: Any) -> frozenset[str]:
+    """Every global, attribute and method name that a class's forward mentions, itself or through helpers."""
+    found: set[str] = set()
+    seen: set[CodeType] = set()
+    waiting: list[tuple[Any, int]] = [(getattr(cls, "forward", None), 0)]
+    while waiting:
+        function, depth = waiting.pop()
+        function = inspect.unwrap(function) if callable(function) else function
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names = set(_code_names(function.__code__))
+        found |= names
+        if depth < DEPTH:
+            waiting += [(helper, depth + 1) for helper in _helpers(cls, function, names)]
+    return frozenset(found)
+
+
+def _code_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_names(constant)
+
+
+def _helpers(cls: type, function: FunctionType, names: set[str]) -> Iterator[Any]:
+    """The class's own methods and the functions of the same package among `names`."""
+    package = function.__module__.partition(".")[0]
+    for name in names:
+        method = inspect.getattr_static(cls, name, None)
+        if isinstance(method, FunctionType) and not hasattr(nn.Module, name):
+            yield method
+        helper = function.__globals__.get(name)
+        if isinstance(helper, FunctionType) and helper.__module__.partition(".")[0] == package:
+            yield helper
+    for cell in function.__closure__ or ():  # what a decorator wrapped
+        try:
+            inner = cell.cell_contents
+        except ValueError:  # the cell is still empty
+            continue
+        if isinstance(inner, FunctionType) and inner.__name__ == "forward":
+            yield inner
+
+
+def find_heads(module: nn.Module) -> int | None:
+    """The number of heads, by the names that people give it."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in HEADS:
+            value = getattr(holder, name, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def find_projections(module: nn.Module) -> Projections | None:
+    """Where Q, K and V come from, by the names that people give their layers; None where that is not clear."""
+    out = next((Projection(layer) for name in OUT if _is_linear(layer := getattr(module, name, None))), None)
+    if isinstance(module, nn.MultiheadAttention):
+        return _multihead(module, out)
+    for name in PACKED:
+        layer = getattr(module, name, None)
+        if _is_linear(layer) and layer.weight.shape[0] % 3 == 0:
+            third = layer.weight.shape[0] // 3
+            q, k, v = (Projection(layer, rows=(i * third, (i + 1) * third)) for i in range(3))
+            return Projections(q, k, v, out)
+    for names in SEPARATE:
+        layers = [layer for name in names if _is_linear(layer := getattr(module, name, None))]
+        if len(layers) == 3:
+            q, k, v = (Projection(layer) for layer in layers)
+            return Projections(q, k, v, out)
+    for q_name, kv_name in SHARED_KV:
+        q_layer, kv_layer = getattr(module, q_name, None), getattr(module, kv_name, None)
+        if _is_linear(q_layer) and _is_linear(kv_layer) and kv_layer.weight.shape[0] % 2 == 0:
+            half = kv_layer.weight.shape[0] // 2
+            return Projections(
+                Projection(q_layer),
+                Projection(kv_layer, rows=(0, half)),
+                Projection(kv_layer, rows=(half, 2 * half)),
+                out,
+            )
+    return None
+
+
+def _multihead(module: nn.MultiheadAttention, out: Projection | None) -> Projections:
+    if module.in_proj_weight is None:
+        q, k, v = (Projection(module, weight=f"{name}_proj_weight") for name in "qkv")
+        return Projections(q, k, v, out)
+    width = module.embed_dim
+    q, k, v = (Projection(module, "in_proj_weight", (i * width, (i + 1) * width)) for i in range(3))
+    return Projections(q, k, v, out)
+
+
+def _is_linear(layer: Any) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """A linear layer, or a 1 × 1 convolution standing for one."""
+    if isinstance(layer, nn.Conv2d):
+        return layer.kernel_size == (1, 1) and layer.groups == 1
+    return isinstance(layer, nn.Linear)

@@ -1,0 +1,164 @@
+"""Finding the sites of a model: one walk over its modules, with what each library's adapter knows."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from torch import nn
+
+from attemper.errors import NoSiteError
+from attemper.sites import timm, torchvision, transformers
+from attemper.sites.adapter import Adapter
+from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, Sites
+from attemper.sites.detect import computes_attention, find_heads, find_projections
+from attemper.sites.mlp import find_mlp
+
+__all__ = ["find_sites"]
+
+
+@cache
+def adapters() -> tuple[Adapter, ...]:
+    """What is known about each library; other packages add theirs under the entry point `attemper.sites`."""
+    added = [entry.load() for entry in importlib.metadata.entry_points(group="attemper.sites")]
+    return (*added, timm.ADAPTER, transformers.ADAPTER, torchvision.ADAPTER)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A model's modules by name."""
+
+    modules: dict[str, nn.Module]
+
+    def ancestors(self, name: str) -> Iterator[str]:
+        """The names above `name`, nearest first, the root ('') last."""
+        while name:
+            name = name.rpartition(".")[0]
+            yield name
+
+    def listed(self, name: str) -> bool:
+        """Whether a module is an element of a ModuleList or Sequential."""
+        return bool(name) and isinstance(self.modules[name.rpartition(".")[0]], nn.ModuleList | nn.Sequential)
+
+    def inside(self, name: str, others: Sequence[str]) -> bool:
+        """Whether one of `others` lies below `name`."""
+        return any(_below(other, name) for other in others)
+
+
+def _below(name: str, above: str) -> bool:
+    return name != above and (not above or name.startswith(above + "."))
+
+
+def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> Sites:
+    """Every attention, MLP, block and patch embedding of a model.
+
+    targets: globs on module names. Attention is then looked for only in the modules that they match, and a matched
+        module in which none is recognised is taken at the user's word to compute attention itself.
+    """
+    tree = Tree(dict(model.named_modules()))
+    left_alone: dict[str, str] = {}
+    attentions = _attention_names(tree, left_alone)
+    blocks = _block_of_attention(tree, attentions)
+    if any(tree.listed(block) for block in blocks.values()):
+        for name in [name for name in attentions if not tree.listed(blocks[name])]:
+            left_alone[name] = "it stands outside the blocks; name it in targets= to include it"
+            attentions.remove(name)
+            del blocks[name]
+    mlps = {name: mlp for name, module in tree.modules.items() if (mlp := find_mlp(module)) is not None}
+    mlps = {
+        name: mlp
+        for name, mlp in mlps.items()
+        if not any(name == a or _below(name, a) for a in (*attentions, *left_alone))
+    }
+    mlp_blocks = {name: block for name in mlps if (block := _block_of_mlp(tree, name, attentions)) is not None}
+
+    if targets is not None:
+        attentions = _targeted(tree, attentions, [targets] if isinstance(targets, str) else list(targets))
+        outside = _block_of_attention(tree, [name for name in attentions if name not in blocks])
+        blocks |= {name: block if tree.listed(block) else name for name, block in outside.items()}
+    owners = set(blocks.values()) | set(mlp_blocks.values())
+    order = [name for name in tree.modules if name in owners]
+    index = {name: i for i, name in enumerate(order)}
+
+    return Sites(
+        attentions=tuple(_attention_site(tree, name, index[blocks[name]]) for name in attentions),
+        mlps=tuple(MlpSite(name, index[mlp_blocks[name]], *mlps[name]) for name in mlps if name in mlp_blocks),
+        blocks=tuple(BlockSite(name, tree.modules[name], i) for name, i in index.items()),
+        patches=tuple(_patches(tree)),
+        left_alone=left_alone,
+    )
+
+
+def _attention_names(tree: Tree, left_alone: dict[str, str]) -> list[str]:
+    """Modules that compute attention; where two are nested, the inner one does the work."""
+    found = []
+    for name, module in tree.modules.items():
+        reason = next((reason for adapter in adapters() if (reason := adapter.leave_alone(module))), None)
+        if reason:
+            left_alone[name] = reason
+        elif computes_attention(module):
+            found.append(name)
+    return [name for name in found if not tree.inside(name, found)]
+
+
+def _block_of_attention(tree: Tree, attentions: Sequence[str]) -> dict[str, str]:
+    """The nearest list element that holds the attention; else itself, if it is one; else what holds it."""
+    blocks = {}
+    for name in attentions:
+        above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
+        blocks[name] = above[0] if above else name if tree.listed(name) else name.rpartition(".")[0]
+    return blocks
+
+
+def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str]) -> str | None:
+    """The same for an MLP, whose layers may belong to the block itself. None: it is in no block (a head, say)."""
+    if tree.inside(name, attentions) and (tree.listed(name) or name == ""):
+        return name
+    above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
+    if above:
+        return above[0]
+    parent = name.rpartition(".")[0]
+    beside = [attention for attention in attentions if attention.rpartition(".")[0] == parent]
+    return parent if name and beside else None
+
+
+def _targeted(tree: Tree, attentions: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """The attentions inside what the globs match, and matched modules themselves where there is none."""
+    chosen: set[str] = set()
+    for target in targets:
+        matched = fnmatch.filter(tree.modules, target)
+        if not matched:
+            raise NoSiteError(f"targets: '{target}' matches no module. {_some(tree)}")
+        known = [a for a in attentions if any(a == m or _below(a, m) for m in matched)]
+        chosen.update(known or [m for m in matched if not any(_below(m, other) for other in matched)])
+    return [name for name in tree.modules if name in chosen]
+
+
+def _some(tree: Tree) -> str:
+    names = [name for name in tree.modules if name]
+    return f"The model has {len(names)} modules: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
+
+
+def _attention_site(tree: Tree, name: str, block: int) -> AttentionSite:
+    module = tree.modules[name]
+    return AttentionSite(name, module, block, find_heads(module), _geometry(tree, name), find_projections(module))
+
+
+def _geometry(tree: Tree, name: str) -> Geometry | None:
+    """What the nearest enclosing model of a known library says about the keys' grid."""
+    for owner in (name, *tree.ancestors(name)):
+        for adapter in adapters():
+            geometry = adapter.geometry(tree.modules[owner], tree.modules[name])
+            if geometry is not None:
+                return geometry
+    return None
+
+
+def _patches(tree: Tree) -> Iterator[PatchSite]:
+    for name, module in tree.modules.items():
+        if isinstance(module, nn.Conv2d) and module.in_channels <= 4 and min(module.kernel_size) > 1:
+            if module.kernel_size == module.stride and module.padding in ((0, 0), "valid"):
+                yield PatchSite(name, module, (module.kernel_size[0], module.kernel_size[1]))

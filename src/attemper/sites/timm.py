@@ -1,0 +1,49 @@
+"""timm: where its models keep their grid, and which of its attentions are not attention over keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from attemper.sites.adapter import from_library, pair
+from attemper.sites.base import Geometry
+
+__all__ = ["ADAPTER"]
+
+NOT_OVER_KEYS = {
+    "OutlookAttention": "outlook attention weighs a window of values without keys",
+    "XCA": "cross-covariance attention is over channels, not over keys",
+    "ChannelAttention": "channel attention is over channels, not over keys",
+    "ChannelAttentionV2": "channel attention is over channels, not over keys",
+}
+
+
+class TimmAdapter:
+    def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
+        if not from_library(owner, "timm"):
+            return None
+        if "Window" in type(attention).__name__:
+            window = pair(getattr(attention, "window_size", None))
+            return Geometry(window) if window else None
+        if type(owner).__name__ == "VOLO":
+            positions: Any = owner.pos_embed
+            return Geometry((positions.shape[1], positions.shape[2]), prefix=_class_attention(attention))
+        grid = pair(getattr(getattr(owner, "patch_embed", None), "grid_size", None))
+        if grid is None:
+            return None
+        if type(owner).__name__ == "Cait":
+            return Geometry(grid, prefix=_class_attention(attention))
+        prefix = getattr(owner, "num_prefix_tokens", None)
+        return None if prefix is None else Geometry(grid, prefix)
+
+    def leave_alone(self, module: nn.Module) -> str | None:
+        return NOT_OVER_KEYS.get(type(module).__name__) if from_library(module, "timm") else None
+
+
+def _class_attention(attention: nn.Module) -> int:
+    """One class token before the patches in class attention; none in the blocks before it."""
+    return int(type(attention).__name__ in ("ClassAttn", "ClassAttention"))
+
+
+ADAPTER = TimmAdapter()

@@ -1,0 +1,68 @@
+"""Transformers: image and patch sizes from a model's configuration, prefix tokens from its embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper.sites.adapter import from_library, pair
+from attemper.sites.base import Geometry
+
+__all__ = ["ADAPTER"]
+
+TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+
+
+class TransformersAdapter:
+    def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
+        if not from_library(owner, "transformers"):
+            return None
+        window = _window(attention)
+        if window is not None:
+            return Geometry(window)
+        embeddings, config = getattr(owner, "embeddings", None), getattr(owner, "config", None)
+        if not isinstance(embeddings, nn.Module):
+            return None
+        grid = _spectrogram(config) or _image(config)
+        return None if grid is None else Geometry(grid, sum(_count(embeddings, name) for name in TOKENS))
+
+    def leave_alone(self, module: nn.Module) -> str | None:
+        return None
+
+
+def _window(attention: nn.Module) -> tuple[int, int] | None:
+    """The window that attention is computed in, in Swin and its like."""
+    if "Swin" not in type(attention).__name__:
+        return None
+    for holder in (attention, getattr(attention, "relative_position_bias", None)):
+        window = pair(getattr(holder, "window_size", None))
+        if window is not None:
+            return window
+    return None
+
+
+def _image(config: Any) -> tuple[int, int] | None:
+    size, patch = pair(getattr(config, "image_size", None)), pair(getattr(config, "patch_size", None))
+    return (size[0] // patch[0], size[1] // patch[1]) if size and patch else None
+
+
+def _spectrogram(config: Any) -> tuple[int, int] | None:
+    """(frequency, time) steps of an audio spectrogram transformer."""
+    names = ("num_mel_bins", "max_length", "patch_size", "frequency_stride", "time_stride")
+    sizes = [size for name in names if isinstance(size := getattr(config, name, None), int)]
+    if len(sizes) < len(names):
+        return None
+    mels, length, patch, frequency_stride, time_stride = sizes
+    return (mels - patch) // frequency_stride + 1, (length - patch) // time_stride + 1
+
+
+def _count(embeddings: nn.Module, name: str) -> int:
+    """How many tokens of this name the embeddings put before the patches."""
+    token = getattr(embeddings, name, None)
+    if not isinstance(token, Tensor):
+        return 0
+    return token.shape[1] if token.dim() == 3 else 1
+
+
+ADAPTER = TransformersAdapter()
