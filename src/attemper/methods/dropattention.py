@@ -107,6 +107,10 @@ class DropAttention(Scheduled, Perturbation):
         # backward, and there it cannot underflow.
         return self.rescale == "normalize" and not self.detach
 
+    @property
+    def independent_drop(self) -> float | None:
+        return self.p if self._in_logits and self.unit == "element" else None
+
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         if not self._in_logits:
             return logits, allowed

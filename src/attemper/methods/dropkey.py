@@ -117,6 +117,10 @@ class DropKey(Scheduled, Perturbation):
             )
         return dataclasses.replace(here, grid=place.grid, prefix=place.prefix)
 
+    @property
+    def independent_drop(self) -> float | None:
+        return self.p if self.share == "none" and self.structure == "none" else None
+
     def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """Which keys are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
         batch, heads, queries, keys = shape

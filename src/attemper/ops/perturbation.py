@@ -23,6 +23,14 @@ class Perturbation:
     order: ClassVar[int] = 0
     """Methods of one call act in this order, and in the order given where it is equal."""
 
+    @property
+    def independent_drop(self) -> float | None:
+        """The rate, if all that this does is to drop every (sample, head, query, key) by `Stream.keep` before softmax.
+
+        It is what fused implementations look for; None is anything else.
+        """
+        return None
+
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         """Change what softmax will see. Returns the new logits and what is allowed from here on."""
         return logits, allowed
