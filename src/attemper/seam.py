@@ -1,272 +1,336 @@
-"""The seam: while a tempered module runs, its attention calls are ours.
+"""The seam: while a tempered attention module runs, its attention calls are ours.
 
-A module is tempered by giving it a made subclass of its own class. In training the subclass's forward runs the original
-one under a torch-function mode that catches attention at three doors: `scaled_dot_product_attention`,
-`multi_head_attention_forward`, and softmax over the last axis of 4-D logits. In eval it does nothing at all: even an
-empty mode would switch off `nn.TransformerEncoder`'s fast path and so change bits.
+A torch-function mode catches attention at three doors: `scaled_dot_product_attention`, `multi_head_attention_forward`,
+and softmax over the last axis of 4-D logits. Inside the same module it also sees the projections being computed, which
+is where penalties get their inputs and DropConnect its weights. Where nothing acts, as in eval mode, no mode is entered
+at all: even an empty one would switch off `nn.TransformerEncoder`'s fast path and so change bits.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import UnmetError, UnsupportedError
+from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.base import Method, Place
 from attemper.methods.dropattention import DropAttention
+from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
 from attemper.multihead import MultiheadArguments, merge_heads, project_heads
 from attemper.ops.attention import attention
 from attemper.ops.call import make_call
 from attemper.ops.perturbation import Perturbation
-from attemper.ops.reference import attention_weights, perturbed_softmax, reachable
+from attemper.ops.reference import attention_weights, perturbed_softmax
+from attemper.ops.seed import draw_seed
+from attemper.ops.stream import Stream
+from attemper.patching import Action, Control, Entry
+from attemper.sites import Projections
 
-__all__ = ["KEY", "SiteState", "is_tempered", "restore_class", "state_of", "temper_attention", "temper_root"]
-
-KEY = "_attemper"
-"""The one attribute that a tempered module has more than before."""
-
-When = Literal["training", "always", "never"]
+__all__ = ["AttentionAction", "Doors"]
 
 
 @dataclass
-class SiteState:
-    """What a tempered attention module carries: picklable, without a reference to any module."""
+class AttentionAction(Action):
+    """Everything that acts inside one attention module."""
 
+    control: Control
     place: Place
-    recipe: tuple[Method, ...]
-    """The methods as the user wrote them."""
     impl: str
-    when: When = "training"
-    methods: tuple[Method, ...] = field(init=False)
-    """The methods as they act here, rates resolved."""
+    projections: Projections | None
+    perturbations: tuple[Method, ...]
+    """Those that perturb the attention call, as they act here, rates resolved."""
+    penalties: tuple[Method, ...] = ()
+    weight_maps: tuple[Method, ...] = ()
+    witness: bool = False
+    """Whether to note which tokens are padding, for what comes later in the same block."""
     active: tuple[Perturbation, ...] = field(init=False)
-    """Those of them that do something: a rate of zero costs nothing."""
+    """The perturbations that do something: a rate of zero costs nothing."""
 
     def __post_init__(self) -> None:
-        self.set_recipe(self.recipe)
+        self._set_active()
 
-    def set_recipe(self, recipe: tuple[Method, ...]) -> None:
-        """Resolve the methods for this place; raises before anything is changed."""
-        methods = tuple(method.at(self.place) for method in recipe)
-        self.recipe, self.methods = recipe, methods
-        self.active = tuple(m for m in methods if isinstance(m, Perturbation) and not m.idle)
+    def _set_active(self) -> None:
+        self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
+        self.maps = tuple(m for m in self.weight_maps if isinstance(m, WeightMap) and not m.idle)
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.perturbations = tuple(methods[m.name].at(self.place) for m in self.perturbations)
+        self.weight_maps = tuple(methods[m.name].at(self.place) for m in self.weight_maps)
+        self._set_active()
 
     def acts(self, training: bool) -> bool:
-        return bool(self.active) and (self.when == "always" or (self.when == "training" and training))
+        on = self.control.on(training)
+        if on and (self.active or self.maps):
+            return True
+        if self.penalties and training and self.control.when != "never" and self.control.collects():
+            return True
+        return self.witness and self.control.when != "never"
 
-
-@dataclass(frozen=True)
-class RootState:
-    """What the tempered model's root module carries."""
-
-    left_alone: dict[str, str]
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        doors = Doors(self, module)
+        with doors:
+            out = forward(*args, **kwargs)
+        if doors.waiting:
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) did not multiply its attention weights with values "
+                "in a way that was seen: its penalties cannot be taken. Leave it out with targets=."
+            )
+        if doors.met == 0:
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) ran in training mode, but computed no attention by "
+                "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D "
+                "logits: the recipe would have had no effect. A Transformers model may need "
+                "attn_implementation='sdpa'; otherwise leave the module out with targets=."
+            )
+        return out
 
 
 class Doors(TorchFunctionMode):
     """Catches the attention calls of one forward pass of one module."""
 
-    def __init__(self, state: SiteState) -> None:
+    def __init__(self, action: AttentionAction, module: nn.Module) -> None:
         super().__init__()
-        self.state = state
+        control, training = action.control, module.training
+        self.action = action
+        self.methods = action.active if control.on(training) else ()
+        self.maps = action.maps if control.on(training) else ()
+        self.penalties = action.penalties if training and control.when != "never" and control.collects() else ()
+        self.blurs = [m for m in self.methods if "keys" in m.stages]
+        self.seen: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self.blurred = False
+        self.waiting = False
+        """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
         self.met = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self.met += 1
-            return tempered_sdpa(self.state, *args, **kwargs)
+            return self.sdpa(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.met += 1
-            return tempered_multihead(self.state, MultiheadArguments(*args, **kwargs))
+            return self.multihead(MultiheadArguments(*args, **kwargs))
         if func in SOFTMAX and is_attention_softmax(*args, **kwargs):
             self.met += 1
-            return tempered_softmax(self.state, *args, **kwargs)
+            return self.softmax(*args, **kwargs)
+        if func is F.linear and (self.maps or self.penalties):
+            return self.linear(*args, **kwargs)
+        if func in MATMUL and are_four_axes(*args, **kwargs):
+            if self.blurs and self.met == 0:
+                return self.blurred_product(func, *args, **kwargs)
+            if self.waiting:
+                return self.attention_times_values(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------------- doors
+    def sdpa(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """The first door. Takes (…, N, e) like the original; leading axes beyond (batch, heads) go into the batch."""
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+        shape = (*query.shape[:-1], value.shape[-1])
+        if query.dim() != 4:
+            if attn_mask is not None and attn_mask.dim() > 2:
+                attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+            query, key, value = _four_axes(query), _four_axes(key), _four_axes(value)
+            attn_mask = None if attn_mask is None else _four_axes(attn_mask)
+        self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
+        methods = with_own_dropout(self.methods, dropout_p)
+        impl = cast(Any, self.action.impl)
+        out = attention(
+            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, methods=methods, impl=impl
+        )
+        self.penalise(out, query, key, attn_mask, is_causal, scale)
+        return out.view(shape)
+
+    def multihead(self, call: MultiheadArguments) -> tuple[Tensor, Tensor | None]:
+        """The second door, which the first one cannot see into."""
+        action = self.action
+        self.map_multihead_weights(call)
+        q, k, v, mask = project_heads(call)
+        self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
+        methods = with_own_dropout(self.methods, call.dropout_p if call.training else 0.0)
+        weights = None
+        if call.need_weights:
+            if action.impl not in ("auto", "reference"):
+                raise UnsupportedError(
+                    f"impl='{action.impl}' gives no attention weights, and '{action.place.name}' is called with "
+                    "need_weights=True. impl='reference' does, and so does 'auto'."
+                )
+            weights = attention_weights(make_call(q, k, v, mask, call.is_causal, None, methods, None))
+            out = (weights @ v.to(weights.dtype)).to(q.dtype)
+            weights = weights.to(q.dtype)
+        else:
+            impl = cast(Any, action.impl)
+            out = attention(q, k, v, attn_mask=mask, is_causal=call.is_causal, methods=methods, impl=impl)
+        if self.penalties:
+            self.note_multihead(call)
+            self.penalise(out, q, k, mask, call.is_causal)
+        return merge_heads(call, out, weights)
+
+    def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+        """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
+        action = self.action
+        if action.impl not in ("auto", "reference"):
+            raise UnsupportedError(
+                f"impl='{action.impl}' cannot serve '{action.place.name}': it computes attention by matmul and "
+                "softmax, not by one fused call. impl='reference' can, and so can 'auto'."
+            )
+        if self.blurs and not self.blurred:
+            raise UnsupportedError(
+                f"blur cannot serve '{action.place.name}': the product of its queries and keys was not seen before "
+                "softmax, and blurring the logits with their position bias would be another method."
+            )
+        logits = input if dtype is None else input.to(dtype)
+        work = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        weights = perturbed_softmax(work, self.methods).to(logits.dtype) if self.methods else logits.softmax(-1)
+        self.waiting = bool(self.penalties)
+        return weights
+
+    def blurred_product(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
+        """Before the third door: QKᵀ, whose keys are blurred here, so that no position bias is."""
+        self.blurred = True
+        seed = draw_seed(input.device)
+        keys = other.transpose(-2, -1)
+        for lane, method in enumerate(self.blurs):
+            keys = method.perturb_keys(keys, None, False, Stream(seed, lane))
+        out: Tensor = func(input, keys.transpose(-2, -1))
+        return out
+
+    def attention_times_values(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
+        """Behind the third door: AV, with which the penalties are complete."""
+        self.waiting = False
+        out: Tensor = func(input, other)
+        self.penalise(out, weights=input)
+        return out
+
+    # ------------------------------------------------------------------------------- projections, weights and padding
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear layer inside the module: note what a penalty needs, drop what DropConnect drops."""
+        projections = self.action.projections
+        if projections is None:
+            return F.linear(input, weight, bias)
+        ours = False
+        for name in ("q", "k", "v", "out"):
+            projection = getattr(projections, name)
+            if projection is not None and projection.parameter is weight:
+                ours = True
+                if name != "out":
+                    rows = slice(None) if projection.rows is None else slice(*projection.rows)
+                    self.seen[name] = (input, None if bias is None else bias[rows])
+        return F.linear(input, self.map_weight(weight) if ours else weight, bias)
+
+    def map_weight(self, weight: Tensor) -> Tensor:
+        for method in self.maps:
+            weight = method.map_weight(weight, Stream(draw_seed(weight.device)))
+        return weight
+
+    def map_multihead_weights(self, call: MultiheadArguments) -> None:
+        if not self.maps:
+            return
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
+            weight = getattr(call, name)
+            if weight is not None:
+                setattr(call, name, self.map_weight(weight))
+
+    def note_multihead(self, call: MultiheadArguments) -> None:
+        biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
+        for name, x, bias in zip("qkv", (call.query, call.key, call.value), biases, strict=True):
+            self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], bias)
+
+    def note_padding(self, mask: Tensor | None, is_causal: bool, batch: int, keys: int) -> None:
+        """Which tokens are real, for context broadcasting: those that any query may attend to."""
+        action = self.action
+        if not action.witness:
+            return
+        if is_causal:
+            raise ConflictError(
+                f"'{action.place.name}' is causal, and the mean over all tokens would show every token its future: "
+                "cb cannot act in this block. Leave it out with targets=."
+            )
+        padding = action.control.padding
+        if mask is None:
+            padding.pop(action.place.block, None) if action.place.block in padding else None
+            return
+        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        while allowed.dim() < 4:
+            allowed = allowed[None]
+        padding[action.place.block] = allowed.any(2).any(1).expand(batch, keys)
+
+    def penalise(
+        self,
+        out: Tensor,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Enter this attention's penalties into the ledger."""
+        if not self.penalties:
+            return
+        action = self.action
+        missing = [name for name in "qkv" if name not in self.seen]
+        if missing or action.projections is None:
+            raise UnmetError(
+                f"'{action.place.name}' computed its {', '.join(missing) or 'projections'} in a way that was not seen: "
+                "its penalties cannot be taken. Leave it out with targets=."
+            )
+        p = action.projections
+        (query, _), (key, _), (value, b_v) = (self.seen[name] for name in "qkv")
+        query, key, value = (_three_axes(x) for x in (query, key, value))
+        if b_v is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
+            rows = 1.0 if weights is None else weights.sum(-1, keepdim=True)
+            out = out - rows * b_v.view(1, out.shape[1], 1, -1)
+        matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
+        record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale)
+        for method in self.penalties:
+            for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
+                action.control.ledger.append(Entry(action.place.name, action.place.block, method.name, component, term))
 
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
-def with_own_dropout(state: SiteState, dropout_p: float) -> tuple[Perturbation, ...]:
+def is_attention_softmax(input: Any, dim: int | None = None, *_: Any, **__: Any) -> bool:
+    """Whether a softmax is over the keys of 4-D logits."""
+    return isinstance(input, Tensor) and input.dim() == 4 and dim in (-1, 3)
+
+
+def are_four_axes(input: Any, other: Any, *_: Any, **__: Any) -> bool:
+    """Whether both factors of a product have a batch and a head axis."""
+    return bool(input.dim() == 4 and other.dim() == 4)
+
+
+def with_own_dropout(methods: tuple[Perturbation, ...], dropout_p: float) -> tuple[Perturbation, ...]:
     """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""
-    if dropout_p == 0.0:
-        return state.active
-    return (*state.active, DropAttention(dropout_p, rescale="inverted"))
+    return methods if dropout_p == 0.0 else (*methods, DropAttention(dropout_p, rescale="inverted"))
 
 
-def tempered_sdpa(
-    state: SiteState,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The first door. Takes (…, N, e) like the original; leading axes beyond (batch, heads) are folded into batch."""
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
-    methods = with_own_dropout(state, dropout_p)
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "methods": methods, "impl": state.impl}
-    if query.dim() == 4:
-        return attention(query, key, value, attn_mask=attn_mask, **options)
-    if attn_mask is not None and attn_mask.dim() > 2:
-        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-    parts = [_four_axes(t) for t in (query, key, value)]
-    out = attention(*parts, attn_mask=None if attn_mask is None else _four_axes(attn_mask), **options)
-    return out.view(*query.shape[:-1], value.shape[-1])
+def _three_axes(x: Tensor) -> Tensor:
+    """(B, N, d) from what went into a projection: one token per sample, a sequence, or a feature map."""
+    if x.dim() == 2:
+        return x[:, None]
+    return x.flatten(1, -2) if x.dim() > 3 else x
 
 
 def _four_axes(t: Tensor) -> Tensor:
     if t.dim() == 2:
         return t
     return t[:, None] if t.dim() == 3 else t.flatten(0, -4)
-
-
-def tempered_multihead(state: SiteState, call: MultiheadArguments) -> tuple[Tensor, Tensor | None]:
-    """The second door, which the first one cannot see into."""
-    q, k, v, mask = project_heads(call)
-    methods = with_own_dropout(state, call.dropout_p if call.training else 0.0)
-    weights = None
-    if call.need_weights:
-        if state.impl not in ("auto", "reference"):
-            raise UnsupportedError(
-                f"impl='{state.impl}' gives no attention weights, and '{state.place.name}' is called with "
-                "need_weights=True. impl='reference' does, and so does 'auto'."
-            )
-        weights = attention_weights(make_call(q, k, v, mask, False, None, methods, None))
-        out = (weights @ v.to(weights.dtype)).to(q.dtype)
-        weights = weights.to(q.dtype)
-    else:
-        out = attention(q, k, v, attn_mask=mask, methods=methods, impl=cast(Any, state.impl))
-    return merge_heads(call, out, weights)
-
-
-def is_attention_softmax(input: Any, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    return isinstance(input, Tensor) and input.dim() == 4 and dim in (-1, 3)
-
-
-def tempered_softmax(
-    state: SiteState, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> Tensor:
-    """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
-    if state.impl not in ("auto", "reference"):
-        raise UnsupportedError(
-            f"impl='{state.impl}' cannot serve '{state.place.name}': it computes attention by matmul and softmax, "
-            "not by one fused call. impl='reference' can, and so can 'auto'."
-        )
-    logits = input if dtype is None else input.to(dtype)
-    work = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return perturbed_softmax(work, reachable(work), state.active, None).to(logits.dtype)
-
-
-# --------------------------------------------------------------------------------------------------- made subclasses
-def _attention_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    state = self.__dict__.get(KEY)
-    if state is None or not state.acts(self.training):
-        return super(self._attemper_class, self).forward(*args, **kwargs)
-    doors = Doors(state)
-    with doors:
-        out = super(self._attemper_class, self).forward(*args, **kwargs)
-    if doors.met == 0:
-        raise UnmetError(
-            f"'{state.place.name}' ({type(self).__name__}) ran in training mode, but computed no attention by "
-            "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D logits: "
-            "the recipe would have had no effect. A Transformers model may need attn_implementation='sdpa'; "
-            "otherwise leave the module out with targets=."
-        )
-    return out
-
-
-def _root_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if self.training and torch.compiler.is_compiling():
-        # Compiled activation checkpointing refuses a mode that is entered inside a checkpointed block, unless the mode
-        # stack was touched before.
-        with Touch():
-            pass
-    return super(self._attemper_class, self).forward(*args, **kwargs)
-
-
-class Touch(TorchFunctionMode):
-    """Does nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-@functools.cache
-def made_class(original: Any, kind: Literal["attention", "root"]) -> Any:
-    """The subclass of `original` that a tempered module gets; one per class, under the original's name."""
-    template = {"attention": _attention_forward, "root": _root_forward}[kind]
-    # Dynamo keeps its compiled entries, and their limit, per code object: every class needs one of its own.
-    forward = FunctionType(template.__code__.replace(), template.__globals__, "forward")
-    forward.__module__ = __name__
-
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        rebuild, args, *rest = super(made, self).__reduce_ex__(protocol)
-        args = tuple(original if arg is made else arg for arg in args)
-        return (_rebuild, (original, kind, rebuild, args), *rest)
-
-    body = {
-        "forward": forward,
-        "__reduce_ex__": reduce,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
-    made: Any = type(original)(original.__name__, (original,), body)
-    made._attemper_class = made
-    made._attemper_original = original
-    return made
-
-
-def _rebuild(original: Any, kind: Literal["attention", "root"], rebuild: Any, args: Any) -> nn.Module:
-    module: nn.Module = rebuild(*args)
-    module.__class__ = made_class(original, kind)
-    return module
-
-
-def _swap_class(module: nn.Module, kind: Literal["attention", "root"]) -> None:
-    original: Any = type(module)
-    module.__class__ = made_class(original, kind)
-
-
-def temper_attention(module: nn.Module, state: SiteState) -> None:
-    """Make a module's attention ours."""
-    _swap_class(module, "attention")
-    module.__dict__[KEY] = state
-
-
-def temper_root(module: nn.Module, state: RootState) -> None:
-    """Prepare the root of a tempered model for compiled activation checkpointing."""
-    _swap_class(module, "root")
-    module.__dict__[KEY] = state
-
-
-def restore_class(module: nn.Module) -> None:
-    """Take away what temper_* gave. Where another library put a class on top since, ours stays below it, asleep."""
-    module.__dict__.pop(KEY, None)
-    original = type(module).__dict__.get("_attemper_original")
-    if original is not None:
-        module.__class__ = original
-
-
-def is_tempered(module: nn.Module) -> bool:
-    """Whether this very module is tempered, not only one inside it."""
-    return KEY in module.__dict__
-
-
-def state_of(module: nn.Module) -> SiteState | RootState:
-    """What a tempered module carries."""
-    state: SiteState | RootState = module.__dict__[KEY]
-    return state

@@ -12,29 +12,24 @@ from torch import Tensor, nn
 
 from attemper.errors import (
     AlreadyAppliedError,
+    ConflictError,
     NoSiteError,
     ParameterError,
     UnknownMethodError,
     WrappedModelError,
     suggestion,
 )
-from attemper.methods.base import Method, Place, Scheduled
+from attemper.methods.base import Method, Scheduled
+from attemper.methods.kinds import LossTerm
 from attemper.ops.attention import COMING, IMPLEMENTATIONS
-from attemper.ops.perturbation import Perturbation
+from attemper.outputs import frozen_batch_norm, logits_of
+from attemper.patching import Action, Control, Entry, When, add_action, is_tempered, override, restore, state_of
 from attemper.recipe import as_methods, render
-from attemper.seam import (
-    RootState,
-    SiteState,
-    When,
-    is_tempered,
-    restore_class,
-    state_of,
-    temper_attention,
-    temper_root,
-)
-from attemper.sites import Sites, find_sites
+from attemper.seam import AttentionAction
+from attemper.sites import find_sites
+from attemper.wiring import make_plan
 
-__all__ = ["Row", "Tempered", "apply"]
+__all__ = ["PenaltyRow", "Row", "Tempered", "apply"]
 
 
 def apply(
@@ -43,14 +38,20 @@ def apply(
     *,
     targets: Sequence[str] | str | None = None,
     impl: str = "auto",
+    auto_penalty: bool = False,
 ) -> Tempered:
-    """Temper a model in place. In eval mode it computes exactly what it did before; `remove()` undoes everything.
+    """Temper a model in place. `remove()` undoes everything.
 
-    model: any module with attention in it, before it is wrapped (DDP, FSDP) or compiled.
+    In eval mode the model computes exactly what it did before, unless the recipe changes its architecture (cb, graying,
+    skipless).
+
+    model: any module with attention in it, before it is wrapped (DDP, FSDP) or compiled, and before the optimiser is
+        built if a method adds parameters (cb_s).
     recipe: a text such as "dropkey(0.1, schedule=decreasing)", a method, or a sequence of methods.
     targets: globs on module names; only attention in the modules that they match is tempered. A module of your own that
         is not recognised as attention is tempered when a glob names it.
     impl: which implementation computes attention: "auto", or a name that is then obeyed or refused.
+    auto_penalty: add the gradient of every penalty inside backward, for training loops that cannot be changed.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -64,42 +65,25 @@ def apply(
     known = ("auto", *IMPLEMENTATIONS, *COMING)
     if impl not in known:
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
+    if auto_penalty and any(isinstance(method, LossTerm) for method in methods):
+        raise ConflictError(
+            f"auto_penalty cannot serve '{render(methods)}': a comparison of two passes needs "
+            "tempered.loss(forward, criterion)"
+        )
     sites = find_sites(model, targets)
-    states = _attention_states(model, methods, sites, impl)
-    for site, state in states:
-        temper_attention(site, state)
-    if states and not is_tempered(model):
-        temper_root(model, RootState(sites.left_alone))
-    return Tempered(model, methods, sites.left_alone)
+    control = Control(methods, sites.left_alone, auto_penalty)
+    plan = make_plan(model, methods, sites, control, impl)
+    for module, action in plan.actions:
+        add_action(module, action)
+    for module, name, value in plan.overrides:
+        override(module, name, value)
+    if any(True for _ in plan.parameters.parameters()):
+        model.add_module(PREFIX, plan.parameters)
+    return Tempered(model, control)
 
 
-def _attention_states(
-    model: nn.Module, methods: tuple[Method, ...], sites: Sites, impl: str
-) -> list[tuple[nn.Module, SiteState]]:
-    """What every attention module will carry. Everything that can fail fails here, before the model is touched."""
-    if not methods:
-        return []
-    for method in methods:
-        if not isinstance(method, Perturbation):
-            raise NoSiteError(f"{method.name} acts on nothing that can be tempered: {method!r}")
-    if not sites.attentions:
-        raise NoSiteError(_no_attention(model, methods, sites))
-    states = []
-    for site in sites.attentions:
-        grid, prefix = (site.geometry.grid, site.geometry.prefix) if site.geometry else (None, 0)
-        place = Place(site.block, len(sites.blocks), grid, prefix, site.name)
-        states.append((site.module, SiteState(place, methods, impl)))
-    return states
-
-
-def _no_attention(model: nn.Module, methods: tuple[Method, ...], sites: Sites) -> str:
-    kinds = sorted({type(module).__name__ for module in model.modules()})
-    seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
-    left = "".join(f" '{name}' was left alone: {reason}." for name, reason in sites.left_alone.items())
-    return (
-        f"'{render(methods)}' acts on attention, and {type(model).__name__} has none that is recognised.{left} "
-        f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
-    )
+PREFIX = "attemper"
+"""The one name under which methods add parameters to a model's state dict."""
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -126,10 +110,9 @@ def _refuse_wrapped(model: nn.Module) -> None:
 def _refuse_tempered(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if is_tempered(module):
-            state = state_of(module)
-            what = f"'{render(state.recipe)}'" if isinstance(state, SiteState) else "a recipe"
+            recipe = render(state_of(module).actions[0].control.methods)
             raise AlreadyAppliedError(
-                f"'{name}' is tempered already, with {what}. Call remove() on its handle (Tempered.of(model) finds "
+                f"'{name}' is tempered already, with '{recipe}'. Call remove() on its handle (Tempered.of(model) finds "
                 "it), then apply one recipe that holds everything: 'dropkey(0.1) + dropattention(0.1)'."
             )
 
@@ -151,45 +134,100 @@ class Row:
     """The method as it acts here."""
 
 
+@dataclass(frozen=True)
+class PenaltyRow:
+    """One term of the penalty."""
+
+    site: str
+    block: int
+    method: str
+    component: str
+    value: float
+    """What it adds to the loss, its strength included."""
+
+
 class Tempered:
     """The handle to a tempered model."""
 
-    def __init__(self, model: nn.Module, methods: tuple[Method, ...], left_alone: dict[str, str]) -> None:
+    def __init__(self, model: nn.Module, control: Control) -> None:
         self.model = model
-        self.methods = methods
-        self.left_alone = left_alone
+        self.control = control
+        self._last: tuple[Entry, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> Tempered:
         """The handle to a model that is tempered already: a copy, or one that was loaded from a file."""
-        states = [state_of(module) for module in model.modules() if is_tempered(module)]
-        sites = [state for state in states if isinstance(state, SiteState)]
-        if not sites:
-            raise NoSiteError(f"this {type(model).__name__} is not tempered; attemper.apply(model, recipe) does that")
-        roots = [state.left_alone for state in states if isinstance(state, RootState)]
-        return cls(model, sites[0].recipe, roots[0] if roots else {})
+        for module in model.modules():
+            if is_tempered(module) and state_of(module).actions:
+                return cls(model, state_of(module).actions[0].control)
+        raise NoSiteError(f"this {type(model).__name__} is not tempered; attemper.apply(model, recipe) does that")
 
-    def _sites(self) -> list[tuple[str, nn.Module, SiteState]]:
-        found = []
-        for name, module in self.model.named_modules():
-            state = state_of(module) if is_tempered(module) else None
-            if isinstance(state, SiteState):
-                found.append((name, module, state))
-        return found
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods of the recipe, as they were written."""
+        return self.control.methods
 
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """Modules that look like attention and are not tempered, with the reason."""
+        return self.control.left_alone
+
+    def _actions(self) -> list[tuple[str, nn.Module, Action]]:
+        tempered = [(name, module) for name, module in self.model.named_modules() if is_tempered(module)]
+        return [(name, module, action) for name, module in tempered for action in state_of(module).actions]
+
+    # ----------------------------------------------------------------------------------------------------- the loss
     def loss(self, forward: Callable[[], Any], criterion: Callable[[Any], Tensor]) -> Tensor:
-        """The training loss: the task's own, and whatever the methods add to it.
+        """The training loss: the task's own, the penalties, and the comparison of two passes if the recipe has one.
 
-        forward: runs the model and returns its output.
+        forward: runs the model and returns its output: a tensor, a dict with "logits", or a Transformers output.
         criterion: turns that output into a scalar.
         """
-        return criterion(forward()) + self.penalty()
+        comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
+        first = forward()
+        if comparison is None or comparison.strength == 0 or not self.model.training:
+            return self._with_penalty(criterion(first))
+        penalised = self._with_penalty(criterion(first) / 2)
+        self.control.muted = True
+        try:
+            with frozen_batch_norm(self.model):
+                second = forward()
+        finally:
+            self.control.muted = False
+        divergence = comparison.compare(logits_of(first), logits_of(second))
+        return penalised + criterion(second) / 2 + comparison.strength * divergence
+
+    def _with_penalty(self, loss: Tensor) -> Tensor:
+        return loss + self.penalty() if self.control.ledger else loss
 
     def penalty(self) -> Tensor:
-        """What the methods add to the loss: a scalar, zero for methods that act in the forward pass alone."""
+        """What the forward passes since the last call added to the loss: a scalar, zero where no method adds any."""
+        self._last = tuple(self.control.ledger)
+        self.control.ledger.clear()
+        if self._last:
+            return torch.stack([entry.value for entry in self._last]).sum()
         tensor = next(iter(self.model.parameters()), None)
         return torch.zeros((), device=None if tensor is None else tensor.device)
 
+    def penalties(self) -> list[PenaltyRow]:
+        """The terms of the penalty, one row per block and component: those not yet taken, else those taken last."""
+        entries = self.control.ledger or self._last
+        return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.value.detach())) for e in entries]
+
+    @property
+    def loss_scale(self) -> float | Callable[[], float]:
+        """With auto_penalty and a loss computed outside of the model: the factor that the loop gives its loss.
+
+        A number or a function without arguments: 1/steps under gradient accumulation, `scaler.get_scale` under loss
+        scaling. Where the model returns its own loss, as Transformers' models do, it is not needed.
+        """
+        return self.control.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float | Callable[[], float]) -> None:
+        self.control.loss_scale = scale
+
+    # ----------------------------------------------------------------------------------------------- rates, on and off
     def set_rate(self, rate: float, method: str | None = None) -> None:
         """Set p of every stochastic method on the live model; schedules keep their shape.
 
@@ -204,13 +242,15 @@ class Tempered:
         recipe = tuple(
             m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
         )
-        sites = self._sites()
-        for _, _, state in sites:  # resolve everywhere once, so that a refusal leaves every site as it was
-            for m in recipe:
-                m.at(state.place)
-        for _, _, state in sites:
-            state.set_recipe(recipe)
-        self.methods = recipe
+        by_name = {m.name: m for m in recipe}
+        actions = self._actions()
+        for _, _, action in actions:  # resolve everywhere once, so that a refusal leaves every site as it was
+            if place := getattr(action, "place", None):
+                for m in recipe:
+                    m.at(place)
+        for _, _, action in actions:
+            action.resolve(by_name)
+        self.control.methods = recipe
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
@@ -231,14 +271,12 @@ class Tempered:
 
     @contextlib.contextmanager
     def _when(self, when: When) -> Iterator[None]:
-        states = [(state, state.when) for _, _, state in self._sites()]
-        for state, _ in states:
-            state.when = when
+        before = self.control.when
+        self.control.when = when
         try:
             yield
         finally:
-            for state, before in states:
-                state.when = before
+            self.control.when = before
 
     def average(self, forward: Callable[[], Tensor], passes: int) -> Tensor:
         """The mean of `passes` stochastic passes, which closes the gap between training and test.
@@ -258,34 +296,58 @@ class Tempered:
         """Make the model what it was before: same classes, same attributes, same outputs in training and eval."""
         for module in list(self.model.modules()):
             if is_tempered(module):
-                restore_class(module)
+                restore(module)
+        if PREFIX in self.model._modules:
+            del self.model._modules[PREFIX]
 
+    # ------------------------------------------------------------------------------------------------------- in words
     def summary(self) -> list[Row]:
         """Which method acts where, at which rate: one row per site and method."""
-        return [
-            Row(name, type(module).__name__, state.place.block, method.name, getattr(method, "p", None), str(method))
-            for name, module, state in self._sites()
-            for method in state.methods
-        ]
+        rows = []
+        for name, module, action in self._actions():
+            place = getattr(action, "place", None)
+            if place is None:
+                continue
+            if isinstance(action, AttentionAction):
+                here = [*action.perturbations, *action.penalties, *action.weight_maps]
+            else:
+                here = (
+                    [method]
+                    if (method := getattr(action, "method", None)) is not None
+                    else [m for m in self.methods if m.name == "skipless"]
+                )
+            for method in here:
+                rate = method.p if isinstance(method, Scheduled) else None
+                row = Row(name, type(module).__name__, place.block, method.name, rate, str(method))
+                if row not in rows:
+                    rows.append(row)
+        return rows
 
     def __str__(self) -> str:
         rows = self.summary()
         if not rows:
             return f"{type(self.model).__name__}: not tempered"
-        by_site: dict[str, list[Row]] = {}
+        by_site: dict[str, dict[str, Row]] = {}
         for row in rows:
-            by_site.setdefault(row.site, []).append(row)
-        names = [method.name for method in self.methods]
+            by_site.setdefault(row.site, {})[row.method] = row
+        names = [method.name for method in self.methods if any(row.method == method.name for row in rows)]
         table = [["block", "site", "module", *names]]
         for site, here in by_site.items():
-            rates = ["" if row.rate is None else f"{row.rate:.4g}" for row in here]
-            table.append([str(here[0].block), site or "(root)", here[0].module, *rates])
+            cells = [_cell(here.get(name)) for name in names]
+            first = next(iter(here.values()))
+            table.append([str(first.block), site or "(root)", first.module, *cells])
         lines = [f"{type(self.model).__name__} tempered with {render(self.methods)}", "", *_aligned(table)]
         lines += [f"left alone: {name}, since {reason}" for name, reason in self.left_alone.items()]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Tempered {type(self.model).__name__}: {render(self.methods)}>"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return "yes" if row.rate is None else f"{row.rate:.4g}"
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -8,7 +8,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from attemper.errors import ParameterError
 
-__all__ = ["Method", "Paper", "Place", "Scheduled", "check_choice", "check_odd", "check_rate"]
+__all__ = [
+    "Method",
+    "Paper",
+    "Place",
+    "Scheduled",
+    "check_choice",
+    "check_flag",
+    "check_number",
+    "check_odd",
+    "check_rate",
+    "check_strength",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +42,8 @@ class Place:
     """(rows, columns) of the keys that are patches, where known."""
     prefix: int = 0
     """How many keys stand before the patches (class token, registers)."""
+    class_token: bool = False
+    """Whether the first token is a class token."""
     name: str = ""
     """The module's name in the model."""
 
@@ -45,6 +58,9 @@ class Method:
     """What it does, in one sentence."""
     paper: ClassVar[Paper]
     stochastic: ClassVar[bool] = False
+    """Whether it draws random numbers, in training mode."""
+    positional: ClassVar[str | None] = None
+    """The parameter that a recipe may give without its name."""
 
     @property
     def idle(self) -> bool:
@@ -64,16 +80,17 @@ class Method:
 
 
 def render_method(method: Method) -> str:
-    """The recipe text of one method: its first parameter, then whatever differs from the defaults.
+    """The recipe text of one method: its positional parameter, then whatever differs from the defaults.
 
     >>> from attemper.methods import DropKey
     >>> render_method(DropKey(0.2, schedule="decreasing"))
     'dropkey(0.2, schedule=decreasing)'
     """
     words = []
-    for index, field in enumerate(dataclasses.fields(method)):
+    fields = dataclasses.fields(method)
+    for field in sorted(fields, key=lambda field: field.name != method.positional):
         value = getattr(method, field.name)
-        if index == 0:
+        if field.name == method.positional:
             words.append(render_value(value))
         elif value != field.default:
             words.append(f"{field.name}={render_value(value)}")
@@ -103,6 +120,8 @@ class Scheduled(Method):
         or a function of (l, L) that gives the rate.
     match: what p is of a schedule: its largest rate ("max") or its mean over the blocks ("mean").
     """
+
+    positional: ClassVar[str | None] = "p"
 
     p: float = 0.1
     schedule: Schedule = "constant"
@@ -207,3 +226,23 @@ def check_odd(name: str, value: int) -> None:
     """Raise unless `value` is an odd integer ≥ 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value % 2 == 0:
         raise ParameterError(f"{name} must be an odd integer of at least 1, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} must be true or false, got {value!r}")
+
+
+def check_strength(name: str, value: object) -> float | tuple[float, ...]:
+    """A finite number, or one per block, as floats; raise otherwise."""
+    if isinstance(value, list | tuple):
+        return tuple(check_number(f"{name}[{i}]", item) for i, item in enumerate(value))
+    return check_number(name, value)
+
+
+def check_number(name: str, value: object) -> float:
+    """`value` as a finite float of at least 0, or an error that names the parameter."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ParameterError(f"{name} must be a number of at least 0, got {value!r}")
+    return float(value)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Scheduled, check_choice
-from attemper.ops.perturbation import Perturbation, drop_logits
+from attemper.methods.base import Paper, Scheduled, check_choice, check_flag
+from attemper.ops.perturbation import Perturbation, Stage, drop_logits
 from attemper.ops.stream import Stream
 
 __all__ = ["DropAttention", "dropattention", "window_keep"]
@@ -70,6 +70,7 @@ class DropAttention(Scheduled, Perturbation):
     paper: ClassVar[Paper] = Paper("DropAttention", "2019")
     stochastic: ClassVar[bool] = True
     order: ClassVar[int] = 1
+    stages: ClassVar[tuple[Stage, ...]] = ("logits", "weights")
 
     unit: Literal["element", "column"] = "element"
     w: int = 1
@@ -84,8 +85,7 @@ class DropAttention(Scheduled, Perturbation):
             raise ParameterError(f"w must be an integer of at least 1, got {self.w!r}")
         if self.w > 1 and self.unit != "column":
             raise ParameterError(f"w={self.w} drops runs of keys and needs unit=column; unit is {self.unit}")
-        if not isinstance(self.detach, bool):
-            raise ParameterError(f"detach must be true or false, got {self.detach!r}")
+        check_flag("detach", self.detach)
         if self.detach and self.rescale != "normalize":
             raise ParameterError("detach=true needs rescale=normalize: there is no row sum to detach otherwise")
 

@@ -6,13 +6,43 @@ import functools
 import importlib.metadata
 
 from attemper.errors import AttemperError
+from attemper.methods.arora import AroraDropout
 from attemper.methods.base import Method
+from attemper.methods.blur import Blur
+from attemper.methods.broadcast import ContextBroadcast
+from attemper.methods.consistency import Consistency, RDrop
 from attemper.methods.dropattention import DropAttention
+from attemper.methods.dropconnect import DropConnect
+from attemper.methods.drophead import DropHead
 from attemper.methods.dropkey import DropKey
+from attemper.methods.droppath import DropPath
+from attemper.methods.explicit import ExplicitDropout
+from attemper.methods.feedforward import FeedForwardDropout
+from attemper.methods.graying import TokenGraying
+from attemper.methods.hardmask import HardMask
+from attemper.methods.layerdrop import LayerDrop
+from attemper.methods.skipless import Skipless
 
 __all__ = ["list_methods", "methods_by_name"]
 
-OWN: tuple[type[Method], ...] = (DropKey, DropAttention)
+OWN: tuple[type[Method], ...] = (
+    DropKey,
+    DropAttention,
+    HardMask,
+    Blur,
+    Consistency,
+    RDrop,
+    ExplicitDropout,
+    AroraDropout,
+    ContextBroadcast,
+    TokenGraying,
+    Skipless,
+    DropHead,
+    LayerDrop,
+    DropPath,
+    FeedForwardDropout,
+    DropConnect,
+)
 
 
 @functools.cache

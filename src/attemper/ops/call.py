@@ -39,6 +39,22 @@ class Call:
         """(B, H, Nq, Nk), the shape of the logits."""
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
 
+    @property
+    def differs_between_queries(self) -> bool:
+        """Whether attn_mask is boolean and may allow different keys to different queries."""
+        mask = self.attn_mask
+        return mask is not None and mask.dtype == torch.bool and mask.dim() >= 2 and mask.shape[-2] > 1
+
+    @property
+    def real_keys(self) -> Tensor | None:
+        """Boolean (B or 1, 1, 1, Nk): the keys that are no padding, where attn_mask says so for all queries alike."""
+        mask = self.attn_mask
+        if mask is None or mask.dtype != torch.bool or self.differs_between_queries:
+            return None
+        while mask.dim() < 4:
+            mask = mask[None]
+        return mask
+
 
 def make_call(
     q: Tensor,

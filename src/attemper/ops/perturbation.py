@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,15 +11,19 @@ from attemper.ops.stream import Stream
 
 __all__ = ["Perturbation", "drop_logits", "rescue"]
 
+Stage = Literal["keys", "logits", "weights", "heads"]
+
 
 class Perturbation:
-    """A change to attention. Subclasses override the stage that they act on; the other stays the identity.
+    """A change to attention. Subclasses name their stages and override them; the others stay the identity.
 
-    logits: (B, H, Nq, Nk), −inf where a key is masked out or dropped already.
+    logits, weights: (B, H, Nq, Nk); logits are −inf where a key is masked out or dropped already.
     allowed: boolean, broadcastable to the logits, or None where every key is allowed. A key that a mask pushes out of
         reach is not allowed; neither is one that an earlier method dropped.
     """
 
+    stages: ClassVar[tuple[Stage, ...]] = ("logits",)
+    """Where it acts. Fused kernels can serve what stays outside of softmax: "keys" and "heads"."""
     order: ClassVar[int] = 0
     """Methods of one call act in this order, and in the order given where it is equal."""
 
@@ -31,13 +35,28 @@ class Perturbation:
         """
         return None
 
+    def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
+        """Change the keys, (B, H, Nk, e), before they meet the queries.
+
+        real: boolean (B or 1, 1, 1, Nk), the keys that are no padding; None: all.
+        """
+        return k
+
+    def perturb_content(self, content: Tensor, allowed: Tensor, causal: bool, stream: Stream) -> Tensor:
+        """The same as `perturb_keys`, on scale · QKᵀ, where each query may see other keys."""
+        return content
+
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         """Change what softmax will see. Returns the new logits and what is allowed from here on."""
         return logits, allowed
 
     def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
-        """Change what softmax gave: (B, H, Nq, Nk), rows sum to one."""
+        """Change what softmax gave; rows sum to one."""
         return weights
+
+    def perturb_heads(self, out: Tensor, stream: Stream) -> Tensor:
+        """Scale whole heads of the output (B, H, Nq, e), or of the weights, which comes to the same."""
+        return out
 
 
 def rescue(keep: Tensor, allowed: Tensor | None) -> Tensor:

@@ -19,6 +19,8 @@ __all__ = ["attention", "attention_weights", "perturbed_softmax", "reachable", "
 
 OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero
 
+Drawn = list[tuple[Perturbation, Stream]]
+
 
 def refuse(call: Call) -> str | None:
     """Nothing: the reference serves every call."""
@@ -37,15 +39,32 @@ def attention_weights(call: Call) -> Tensor:
     with torch.autocast(call.q.device.type, enabled=False):
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         q, k = call.q.to(dtype), _for_each_query_head(call.k.to(dtype), call)
+        drawn = draw(call.methods, call.seed, call.q.device)
+        row_wise = call.differs_between_queries
+        if not row_wise:
+            for method, stream in drawn:
+                k = method.perturb_keys(k, call.real_keys, call.is_causal, stream)
         logits = (q * call.scale) @ k.transpose(-2, -1)
+        if row_wise and call.attn_mask is not None:
+            for method, stream in drawn:
+                logits = method.perturb_content(logits, call.attn_mask, call.is_causal, stream)
         logits, allowed = apply_masks(logits, call.attn_mask, call.is_causal)
-        return perturbed_softmax(logits, allowed, call.methods, call.seed)
+        return perturb(logits, allowed, drawn)
 
 
 def _for_each_query_head(t: Tensor, call: Call) -> Tensor:
     """Keys or values repeated, so that every query head of a group has its own."""
     groups = call.q.shape[1] // t.shape[1]
     return t if groups == 1 else t.repeat_interleave(groups, 1)
+
+
+def draw(methods: Sequence[Perturbation], seed: Tensor | None, device: torch.device) -> Drawn:
+    """Each method with its lane of the call's stream, in the order in which they act."""
+    if not methods:
+        return []
+    start = draw_seed(device) if seed is None else seed
+    drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
+    return sorted(drawn, key=lambda pair: pair[0].order)
 
 
 def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:
@@ -75,14 +94,13 @@ def reachable(additive: Tensor) -> Tensor:
     return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
 
 
-def perturbed_softmax(
-    logits: Tensor, allowed: Tensor | None, methods: Sequence[Perturbation], seed: Tensor | None
-) -> Tensor:
-    """Softmax over keys with every method applied; a row without any allowed key comes out as zeros, not as NaN."""
-    if methods and seed is None:
-        seed = draw_seed(logits.device)
-    drawn = [(method, Stream(seed, lane)) for lane, method in enumerate(methods) if seed is not None]
-    drawn.sort(key=lambda pair: pair[0].order)
+def perturbed_softmax(logits: Tensor, methods: Sequence[Perturbation]) -> Tensor:
+    """Softmax over keys with every method applied, for logits that hold their masks already."""
+    return perturb(logits, reachable(logits), draw(methods, None, logits.device))
+
+
+def perturb(logits: Tensor, allowed: Tensor | None, drawn: Drawn) -> Tensor:
+    """Everything from logits to weights; a row without any allowed key comes out as zeros, not as NaN."""
     masked = allowed is not None
     for method, stream in drawn:
         logits, allowed = method.perturb_logits(logits, allowed, stream)
@@ -93,4 +111,6 @@ def perturbed_softmax(
         weights = logits.softmax(-1)
     for method, stream in drawn:
         weights = method.perturb_weights(weights, allowed, stream)
+    for method, stream in drawn:
+        weights = method.perturb_heads(weights, stream)
     return weights

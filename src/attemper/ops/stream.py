@@ -107,6 +107,10 @@ class Stream:
         batch, heads, queries, keys = shape
         return self.products(batch, heads, queries, keys) >= _limit(p, self.rows.device)
 
+    def uniform(self) -> Tensor:
+        """One number in [0, 1), float64 and 0-dim."""
+        return row_words(self.rows, 1, 1)[0, 0].to(torch.float64) / 2**32
+
     def scores(self, batch: int, heads: int, keys: int) -> Tensor:
         """(batch, heads, keys) words to sort keys by: each order of the keys is equally likely."""
         words = self.products(batch, heads, 1, keys).squeeze(2).to(torch.int64) & MASK

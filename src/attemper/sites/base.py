@@ -15,6 +15,8 @@ class Geometry:
 
     grid: tuple[int, int]
     prefix: int = 0
+    class_token: bool = False
+    """Whether the first of the prefix tokens is a class token."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,15 @@ class Projection:
     rows: tuple[int, int] | None = None
     """First and last-but-one row where several projections share a weight; None: all of them."""
 
+    @property
+    def parameter(self) -> Tensor:
+        """The whole weight that the rows are taken from."""
+        weight: Tensor = getattr(self.module, self.weight)
+        return weight
+
     def matrix(self) -> Tensor:
         """(out, in), a view of the parameter."""
-        weight: Tensor = getattr(self.module, self.weight)
+        weight = self.parameter
         return weight if self.rows is None else weight[self.rows[0] : self.rows[1]]
 
 
@@ -94,3 +102,9 @@ class Sites:
     blocks: tuple[BlockSite, ...]
     patches: tuple[PatchSite, ...]
     left_alone: dict[str, str] = field(default_factory=dict)
+    targeted: frozenset[str] | None = None
+    """The names that `targets` match or that lie below a match; None: there were no targets."""
+
+    def reaches(self, name: str) -> bool:
+        """Whether a module is to be tempered at all."""
+        return self.targeted is None or name in self.targeted

@@ -89,6 +89,7 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
         blocks=tuple(BlockSite(name, tree.modules[name], i) for name, i in index.items()),
         patches=tuple(_patches(tree)),
         left_alone=left_alone,
+        targeted=None if targets is None else _reached(tree, targets),
     )
 
 
@@ -135,6 +136,13 @@ def _targeted(tree: Tree, attentions: Sequence[str], targets: Sequence[str]) -> 
         known = [a for a in attentions if any(a == m or _below(a, m) for m in matched)]
         chosen.update(known or [m for m in matched if not any(_below(m, other) for other in matched)])
     return [name for name in tree.modules if name in chosen]
+
+
+def _reached(tree: Tree, targets: Sequence[str] | str) -> frozenset[str]:
+    """The names that the globs match, and everything below them."""
+    globs = [targets] if isinstance(targets, str) else targets
+    matched = {name for target in globs for name in fnmatch.filter(tree.modules, target)}
+    return frozenset(name for name in tree.modules if name in matched or matched & set(tree.ancestors(name)))
 
 
 def _some(tree: Tree) -> str:

@@ -28,22 +28,25 @@ class TimmAdapter:
             return Geometry(window) if window else None
         if type(owner).__name__ == "VOLO":
             positions: Any = owner.pos_embed
-            return Geometry((positions.shape[1], positions.shape[2]), prefix=_class_attention(attention))
+            first = _class_attention(attention)
+            return Geometry((positions.shape[1], positions.shape[2]), int(first), first)
         grid = pair(getattr(getattr(owner, "patch_embed", None), "grid_size", None))
         if grid is None:
             return None
         if type(owner).__name__ == "Cait":
-            return Geometry(grid, prefix=_class_attention(attention))
+            first = _class_attention(attention)
+            return Geometry(grid, int(first), first)
         prefix = getattr(owner, "num_prefix_tokens", None)
-        return None if prefix is None else Geometry(grid, prefix)
+        has_class_token = getattr(owner, "cls_token", None) is not None
+        return None if prefix is None else Geometry(grid, prefix, has_class_token)
 
     def leave_alone(self, module: nn.Module) -> str | None:
         return NOT_OVER_KEYS.get(type(module).__name__) if from_library(module, "timm") else None
 
 
-def _class_attention(attention: nn.Module) -> int:
+def _class_attention(attention: nn.Module) -> bool:
     """One class token before the patches in class attention; none in the blocks before it."""
-    return int(type(attention).__name__ in ("ClassAttn", "ClassAttention"))
+    return type(attention).__name__ in ("ClassAttn", "ClassAttention")
 
 
 ADAPTER = TimmAdapter()

@@ -20,7 +20,7 @@ class TorchvisionAdapter:
         size, patch = getattr(owner, "image_size", None), getattr(owner, "patch_size", None)
         if not isinstance(size, int) or not isinstance(patch, int):
             return None
-        return Geometry((size // patch, size // patch), prefix=1)
+        return Geometry((size // patch, size // patch), prefix=1, class_token=True)
 
     def leave_alone(self, module: nn.Module) -> str | None:
         return None

@@ -25,7 +25,10 @@ class TransformersAdapter:
         if not isinstance(embeddings, nn.Module):
             return None
         grid = _spectrogram(config) or _image(config)
-        return None if grid is None else Geometry(grid, sum(_count(embeddings, name) for name in TOKENS))
+        if grid is None:
+            return None
+        has_class_token = any(_count(embeddings, name) for name in TOKENS[:2])
+        return Geometry(grid, sum(_count(embeddings, name) for name in TOKENS), has_class_token)
 
     def leave_alone(self, module: nn.Module) -> str | None:
         return None

@@ -1,0 +1,147 @@
+"""Blurred attention smoothing: convolve the logits along the keys with a Gaussian. AttentionDrop, 2025.
+
+The blur is linear along keys, so blur(QKᵀ) = Q(GK)ᵀ: blurring K once replaces a convolution of N × N logits, and any
+fused kernel serves the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.errors import ParameterError
+from attemper.methods.base import Method, Paper, Place, check_choice, check_odd
+from attemper.ops.perturbation import Perturbation, Stage
+from attemper.ops.stream import Stream
+
+__all__ = ["Blur", "blur", "gaussian"]
+
+
+def gaussian(sigma: Tensor, w: int, causal: bool = False) -> Tensor:
+    """(w,) taps of a Gaussian of width sigma; with `causal`, those behind the centre are zero. They need not sum to 1.
+
+    >>> gaussian(torch.tensor(0.0), 3).tolist()
+    [0.0, 1.0, 0.0]
+    """
+    offset = torch.arange(w, device=sigma.device, dtype=sigma.dtype) - w // 2
+    taps = torch.exp(-0.5 * (offset / sigma.clamp_min(1e-6)) ** 2)
+    return taps * (offset <= 0) if causal else taps
+
+
+def blur(x: Tensor, taps: Tensor, real: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
+    """Weighted mean over neighbours along the second-last axis, over those that are real, renormalised at borders.
+
+    x: (…, N, e); real: boolean (…, N, 1), broadcastable to x.
+    grid: (rows, columns) where the N entries lie row by row on an image; the blur then runs along both of its axes.
+    """
+    weight = torch.ones_like(x[..., :1]) if real is None else real.to(x.dtype).expand(*x.shape[:-1], 1)
+    total = smooth(weight, taps, grid)
+    return smooth(x * weight, taps, grid) / total.clamp_min(torch.finfo(x.dtype).tiny)
+
+
+def smooth(x: Tensor, taps: Tensor, grid: tuple[int, int] | None) -> Tensor:
+    """Σ_t taps_t · x_{j+t} along the second-last axis (or both axes of the grid), zeros beyond the border."""
+    if grid is None:
+        return _shift_and_add(x, taps, -2)
+    image = x.unflatten(-2, grid)
+    return _shift_and_add(_shift_and_add(image, taps, -3), taps, -2).flatten(-3, -2)
+
+
+def _shift_and_add(x: Tensor, taps: Tensor, axis: int) -> Tensor:
+    half, size = taps.numel() // 2, x.shape[axis]
+    padded = F.pad(x, [0, 0] * (-axis - 1) + [half, half])
+    out = taps[0] * padded.narrow(axis, 0, size)
+    for t in range(1, taps.numel()):
+        out = out + taps[t] * padded.narrow(axis, t, size)
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Blur(Method, Perturbation):
+    """Blur the content logits scale·QKᵀ along the keys, with a width drawn anew for every call.
+
+    sigma: the largest width; σ is drawn from U(0, sigma).
+    w: how many keys the Gaussian covers, odd.
+    grid: "raster" blurs along the sequence, as the paper; "2d" along both axes of the image grid, which the raster gets
+        wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
+    size, prefix: for grid="2d", (rows, columns) of the patches among the keys, and how many keys stand before them. In
+        a tempered model they come from the model.
+
+    An additive mask or position bias is added after the blur, unblurred. Padding (a boolean mask) is left out of the
+    mean; under causal attention a key is blurred with earlier keys only.
+    """
+
+    name: ClassVar[str] = "blur"
+    summary: ClassVar[str] = "convolve the logits along the keys with a Gaussian of random width"
+    paper: ClassVar[Paper] = Paper("AttentionDrop (blurred attention smoothing)", "2025")
+    stochastic: ClassVar[bool] = True
+    positional: ClassVar[str | None] = "sigma"
+    stages: ClassVar[tuple[Stage, ...]] = ("keys",)
+
+    sigma: float = 1.0
+    w: int = 5
+    grid: Literal["raster", "2d"] = "raster"
+    size: tuple[int, int] | None = None
+    prefix: int | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.sigma, bool)
+            or not isinstance(self.sigma, int | float)
+            or not 0 <= self.sigma < float("inf")
+        ):
+            raise ParameterError(f"sigma must be a number of at least 0, got {self.sigma!r}")
+        object.__setattr__(self, "sigma", float(self.sigma))
+        check_odd("w", self.w)
+        check_choice("grid", self.grid, ("raster", "2d"))
+        if self.grid == "raster" and (self.size is not None or self.prefix is not None):
+            raise ParameterError("size and prefix belong to grid=2d, and grid is raster")
+        if self.size is not None:
+            object.__setattr__(self, "size", tuple(self.size))
+
+    @property
+    def idle(self) -> bool:
+        return self.sigma == 0 or self.w == 1
+
+    def at(self, place: Place) -> Blur:
+        if self.grid == "raster" or self.size is not None:
+            return self
+        if place.grid is None:
+            raise ParameterError(
+                f"grid=2d needs the keys to lie on an image grid, and none is known for '{place.name}'; "
+                "give it as size=[rows, columns] and prefix=n, or use grid=raster"
+            )
+        return dataclasses.replace(self, size=place.grid, prefix=place.prefix)
+
+    def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
+        if causal and self.grid == "2d":
+            raise ParameterError("grid=2d has no causal order; causal attention needs grid=raster")
+        return gaussian(stream.uniform() * self.sigma, self.w, causal).to(x.dtype)
+
+    def _blur(self, x: Tensor, real: Tensor | None, taps: Tensor) -> Tensor:
+        if self.grid == "raster":
+            return blur(x, taps, real)
+        prefix, keys = self.prefix or 0, x.shape[-2]
+        if self.size is None or keys != prefix + self.size[0] * self.size[1]:
+            raise ParameterError(
+                f"grid=2d needs keys = prefix + rows × columns; this call has {keys} keys, size={self.size}, "
+                f"prefix={prefix}"
+            )
+        real = None if real is None else real[..., prefix:, :]
+        return torch.cat([x[..., :prefix, :], blur(x[..., prefix:, :], taps, real, self.size)], -2)
+
+    def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
+        wide = k.to(torch.promote_types(k.dtype, torch.float32))
+        column = None if real is None else real.transpose(-2, -1)
+        return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)
+
+    def perturb_content(self, content: Tensor, allowed: Tensor, causal: bool, stream: Stream) -> Tensor:
+        allowed = allowed.expand(content.shape)
+        if causal:
+            allowed = allowed & torch.ones(content.shape[-2:], dtype=torch.bool, device=content.device).tril()
+        taps = self._taps(content, causal, stream)
+        return self._blur(content[..., None], allowed[..., None], taps)[..., 0]

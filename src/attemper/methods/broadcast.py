@@ -1,0 +1,85 @@
+"""Context broadcasting: add uniform attention, the mean of all tokens, inside the MLP. ICCV 2023."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attemper.methods.base import Method, Paper, check_choice
+from attemper.methods.kinds import Position, TokenMap, Tokens, tokens_mean
+from attemper.ops.stream import Stream
+
+__all__ = ["ContextBroadcast", "context_broadcast"]
+
+VARIANTS = ("cb", "cb_s", "gate", "hybrid")
+
+
+def context_broadcast(
+    x: Tensor, variant: str = "cb", *, scale: Tensor | None = None, real: Tensor | None = None
+) -> Tensor:
+    """Tokens (B, N, C) with the context of all of them mixed in.
+
+    variant: "cb" (x_i + mean)/2; "cb_s" (x_i + scale ⊙ mean)/2; "gate" x_i (x_0 + 1); "hybrid" x_i x_0 + cb(x_i), where
+        x_0 is the class token.
+    scale: (C,), for "cb_s".
+    real: boolean (B, N); the mean leaves padding out.
+
+    >>> context_broadcast(torch.tensor([[[0.0], [2.0]]])).flatten().tolist()
+    [0.5, 1.5]
+    """
+    if variant == "gate":
+        return x * (x[:, :1] + 1)
+    mean = tokens_mean(x, real)
+    if variant == "cb_s":
+        return (x + (mean if scale is None else scale * mean)) / 2
+    broadcast = (x + mean) / 2
+    return broadcast if variant == "cb" else x * x[:, :1] + broadcast
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextBroadcast(Method, TokenMap):
+    """Mix the mean of all tokens into each of them, inside the residual branch. Acts in eval mode too.
+
+    variant: "cb"; "cb_s" with a learned scale per channel, ones at the start; "gate" and "hybrid", which need a class
+        token.
+    branch: in which branch of every block: "mlp", "attention" or "both".
+    position: in the MLP, after its second layer ("end"), before it ("mid") or before its first ("front").
+    """
+
+    name: ClassVar[str] = "cb"
+    summary: ClassVar[str] = "mix the mean of all tokens into each of them, in the MLP"
+    paper: ClassVar[Paper] = Paper("Scratching Visual Transformer's Back with Uniform Attention", "ICCV 2023")
+    positional: ClassVar[str | None] = "variant"
+
+    variant: Literal["cb", "cb_s", "gate", "hybrid"] = "cb"
+    branch: Literal["mlp", "attention", "both"] = "mlp"
+    position: Literal["front", "mid", "end"] = "end"
+
+    def __post_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        check_choice("branch", self.branch, ("mlp", "attention", "both"))
+        check_choice("position", self.position, ("front", "mid", "end"))
+
+    @property
+    def needs_class_token(self) -> bool:  # type: ignore[override]
+        return self.variant in ("gate", "hybrid")
+
+    @property
+    def always(self) -> bool:
+        return True
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        mlp: dict[str, Position] = {"front": "mlp_front", "mid": "mlp_mid", "end": "mlp_end"}
+        if self.branch == "attention":
+            return ("attention_end",)
+        return (mlp[self.position],) if self.branch == "mlp" else (mlp[self.position], "attention_end")
+
+    def parameter(self, channels: int) -> Tensor | None:
+        return torch.ones(channels) if self.variant == "cb_s" else None
+
+    def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
+        return context_broadcast(x, self.variant, scale=tokens.parameter, real=tokens.real)

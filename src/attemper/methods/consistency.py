@@ -1,0 +1,66 @@
+"""Consistency between two stochastic passes: AttentionDrop (2025) and R-Drop (NeurIPS 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.methods.base import Method, Paper, check_choice, check_number
+from attemper.methods.kinds import LossTerm
+
+__all__ = ["Consistency", "RDrop", "divergence"]
+
+
+def divergence(first: Tensor, second: Tensor) -> Tensor:
+    """KL(softmax first ‖ softmax second) over the last axis, mean over everything else: a scalar."""
+    p, q = F.log_softmax(first.float(), -1), F.log_softmax(second.float(), -1)
+    return (p.exp() * (p - q)).sum(-1).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class Consistency(Method, LossTerm):
+    """Run every batch twice and add strength · KL between the two predictions to the mean of the two losses.
+
+    strength: λ.
+    direction: "forward", KL(first ‖ second), as the paper; "symmetric", the mean of both directions.
+    """
+
+    name: ClassVar[str] = "consistency"
+    summary: ClassVar[str] = "run twice and penalise the divergence of the two predictions"
+    paper: ClassVar[Paper] = Paper("AttentionDrop (consistency)", "2025")
+    positional: ClassVar[str | None] = "strength"
+
+    strength: float = 1.0
+    direction: Literal["forward", "symmetric"] = "forward"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", check_number("strength", self.strength))
+        check_choice("direction", self.direction, ("forward", "symmetric"))
+
+    def compare(self, first: Tensor, second: Tensor) -> Tensor:
+        forward = divergence(first, second)
+        return forward if self.direction == "forward" else (forward + divergence(second, first)) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class RDrop(Method, LossTerm):
+    """The same with the symmetric divergence, the mean of both directions.
+
+    strength: the factor of the divergence.
+    """
+
+    name: ClassVar[str] = "rdrop"
+    summary: ClassVar[str] = "run twice and penalise the symmetric divergence"
+    paper: ClassVar[Paper] = Paper("R-Drop", "NeurIPS 2021")
+    positional: ClassVar[str | None] = "strength"
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strength", check_number("strength", self.strength))
+
+    def compare(self, first: Tensor, second: Tensor) -> Tensor:
+        return (divergence(first, second) + divergence(second, first)) / 2

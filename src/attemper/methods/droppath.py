@@ -1,0 +1,42 @@
+"""DropPath (stochastic depth per sample): drop whole residual branches. Huang et al., ECCV 2016."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from attemper.methods.base import Paper, Scheduled, check_flag
+from attemper.methods.kinds import Position, TokenMap, Tokens, inverted
+from attemper.ops.stream import Stream
+
+__all__ = ["DropPath"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DropPath(Scheduled, TokenMap):
+    """Drop the attention branch and the MLP branch of a block, each sample by itself; survivors are divided by 1 − p.
+
+    p, schedule, match: how much, in which block (see `Scheduled`).
+    replace: where the model has a drop path of its own, set that to 0 instead of refusing.
+    """
+
+    name: ClassVar[str] = "droppath"
+    summary: ClassVar[str] = "drop whole residual branches, sample by sample"
+    paper: ClassVar[Paper] = Paper("Deep Networks with Stochastic Depth", "ECCV 2016")
+    stochastic: ClassVar[bool] = True
+
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("replace", self.replace)
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        return ("attention_end", "mlp_end")
+
+    def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
+        assert stream is not None
+        return inverted(x, stream.keep((x.shape[0], 1, 1, 1), self.p)[:, 0], self.p)

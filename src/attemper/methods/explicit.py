@@ -1,0 +1,252 @@
+"""Explicit dropout: what dropout does on average, as deterministic penalties. 2026, with Arora et al. (2021) beside it.
+
+M keeps an entry with probability 1 − p, so X̃ = X − M ⊙ X is the part that dropout takes away, and every penalty is the
+expectation of ½‖what X̃ becomes behind the weights‖². Nothing here builds an N × N matrix, nor a d × d one per sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from attemper.errors import ParameterError
+from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
+from attemper.methods.kinds import AttentionRecord, Penalty
+
+__all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
+
+Expectation = Literal["paper", "exact", "inverted"]
+Strength = float | tuple[float, ...]
+
+
+def coefficients(p: float, expectation: str) -> tuple[float, float]:
+    """E[X̃ᵀX̃] = c · G + d · diag(G) with G = XᵀX: (c, d)."""
+    if expectation == "paper":
+        return p * p, 0.0
+    return (p * p, p * (1 - p)) if expectation == "exact" else (0.0, p / (1 - p))
+
+
+def own_square(x: Tensor, weight: Tensor) -> Tensor:
+    """Σ_j ‖W[:, j]‖² Σ x_j²: the part of ‖XWᵀ‖² that each input channel makes by itself. x (…, d), weight (out, d)."""
+    return (_wide(x).flatten(0, -2).square().sum(0) * _wide(weight).square().sum(0)).sum()
+
+
+def _wide(t: Tensor) -> Tensor:
+    """At least float32: sums of squares need it."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def linear_square(x: Tensor, weight: Tensor, p: float, expectation: str) -> Tensor:
+    """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d)."""
+    joint, own = coefficients(p, expectation)
+    total = _wide(x.new_zeros(()))
+    if joint:
+        total = total + joint * _wide(x @ weight.T).square().sum()
+    return total + own * own_square(x, weight) if own else total
+
+
+def logit_square(
+    dropped: Tensor, other: Tensor, w_dropped: Tensor, w_other: Tensor, heads: int, p: float, expectation: str
+) -> Tensor:
+    """E‖X̃ W_dᵀ W_o Xᵀ‖² summed over samples and heads: dropout on one side of the logits, without 1/√e.
+
+    dropped, other: (B, N, d), the two inputs; w_dropped, w_other: (H · e, d). heads=1 takes the d × d product at once.
+    """
+    joint, own = coefficients(p, expectation)
+    left = _wide(dropped @ w_dropped.T).unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, N, e)
+    right = _wide(other @ w_other.T).unflatten(-1, (heads, -1)).transpose(1, 2)
+    total = _wide(dropped.new_zeros(()))
+    if joint:
+        total = total + joint * product_square(left, right)
+    if own:
+        power = _wide(dropped).square().sum(1)  # (B, d): diag(G)
+        rows = _wide(w_dropped).unflatten(0, (heads, -1))  # (H, e, d)
+        for head in range(heads):
+            total = total + own * _own_logits(power, rows[head], right[:, head])
+    return total
+
+
+def product_square(left: Tensor, right: Tensor) -> Tensor:
+    """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in slices of at most SLICE columns, so that no d × d matrix is built."""
+    total = left.new_zeros(())
+    for i in range(0, left.shape[-1], SLICE):
+        l, r = left[..., i : i + SLICE].transpose(-2, -1), right[..., i : i + SLICE].transpose(-2, -1)
+        total = total + ((l @ left) * (r @ right)).sum()
+    return total
+
+
+SLICE = 64
+
+
+def _own_logits(power: Tensor, rows: Tensor, right: Tensor) -> Tensor:
+    """Σ_b Σ_j power_bj ‖R_b w_j‖² for one head: power (B, d), rows (e, d), right (B, N, e)."""
+    total = power.new_zeros(())
+    for i in range(0, rows.shape[0], SLICE):
+        some = rows[i : i + SLICE]
+        weighted = (some * power[:, None]) @ rows.T  # (B, slice, e): W diag(power) Wᵀ
+        gram = right[..., i : i + SLICE].transpose(-2, -1) @ right
+        total = total + (weighted * gram).sum()
+    return total
+
+
+def av_square(record: AttentionRecord, p: float, expectation: str) -> Tensor:
+    """E‖A X̃ W_vᵀ‖² summed over everything."""
+    joint, own = coefficients(p, expectation)
+    total = _wide(record.out.new_zeros(()))
+    if joint:
+        total = total + joint * _wide(record.out).square().sum()
+    if own:
+        columns = _wide(record.w_v).unflatten(0, (record.out.shape[1], -1)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
+        u = (_wide(record.value).square() @ columns.T).transpose(1, 2)[..., None]  # (B, H, N, 1)
+        total = total + own * _squared_attention(record, u)
+    return total
+
+
+def _squared_attention(record: AttentionRecord, u: Tensor) -> Tensor:
+    """Σ_i Σ_a A_ia² u_a; some queries at a time where attention was fused, so that it is never whole."""
+    if record.q is None or record.k is None:
+        assert record.weights is not None
+        return (_wide(record.weights).square() @ u).sum()
+    q, k = _wide(record.q), _wide(record.k)
+    total = u.new_zeros(())
+    for start in range(0, q.shape[2], QUERIES):
+        total = total + checkpoint(_some_queries, record, q, k, u, start, use_reentrant=False)
+    return total
+
+
+QUERIES = 256
+
+
+def _some_queries(record: AttentionRecord, q: Tensor, k: Tensor, u: Tensor, start: int) -> Tensor:
+    q = q[:, :, start : start + QUERIES]
+    scale = q.shape[-1] ** -0.5 if record.scale is None else record.scale
+    logits = (q * scale) @ k.transpose(-2, -1)
+    mask = record.attn_mask
+    if mask is not None:
+        mask = mask[..., start : start + QUERIES, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    if record.is_causal:
+        rows = torch.arange(start, start + q.shape[2], device=q.device)[:, None]
+        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=q.device) > rows, -torch.inf)
+    return (logits.softmax(-1).square() @ u).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplicitDropout(Method, Penalty):
+    """Penalties on Q, K, V, attention times V, and both layers of the MLP. The forward pass is left as it is.
+
+    q, k, v, av, ff1, ff2: the strength λ of each component: a number, or a list of one per block. 0 costs nothing.
+    ff: sets ff1 and ff2.
+    p: the dropout rate whose average effect is penalised.
+    expectation: "paper" takes E[X̃ᵀX̃] as p²G; "exact" is the true one, p²G + p(1−p)·diag(G); "inverted" that of
+        dropout with 1/(1−p), p/(1−p)·diag(G).
+    heads: "per_head", the logits that the model has; "joint", one d × d product, as the paper writes it.
+    reduction: "mean" divides by tokens and samples; "sum" does not; "authors" divides the trace by the tokens, sums
+        over the batch and leaves out the ½ (joint heads).
+    """
+
+    name: ClassVar[str] = "explicit"
+    summary: ClassVar[str] = "deterministic penalties that do what dropout does on average"
+    paper: ClassVar[Paper] = Paper("Explicit Dropout", "2026")
+
+    q: Strength = 0.0
+    k: Strength = 0.0
+    v: Strength = 0.0
+    av: Strength = 0.0
+    ff: Strength = 0.0
+    ff1: Strength = 0.0
+    ff2: Strength = 0.0
+    p: float = 0.2
+    expectation: Expectation = "paper"
+    heads: Literal["per_head", "joint"] = "per_head"
+    reduction: Literal["mean", "sum", "authors"] = "mean"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_rate("p", self.p))
+        check_choice("expectation", self.expectation, ("paper", "exact", "inverted"))
+        check_choice("heads", self.heads, ("per_head", "joint"))
+        check_choice("reduction", self.reduction, ("mean", "sum", "authors"))
+        check_strengths(self, COMPONENTS)
+        if self.ff and (self.ff1 or self.ff2):
+            raise ParameterError("ff sets both ff1 and ff2; give either ff, or ff1 and ff2")
+
+    def strength(self, component: str, place: Place) -> float:
+        """λ of one component in one block."""
+        if component in ("ff1", "ff2") and self.ff:
+            component = "ff"
+        return strength_at(self, component, place)
+
+    def at(self, place: Place) -> ExplicitDropout:
+        for component in COMPONENTS:
+            strength_at(self, component, place)
+        return self
+
+    @property
+    def joint(self) -> bool:
+        """Whether Q and K are taken over all heads at once."""
+        return self.heads == "joint" or self.reduction == "authors"
+
+    def wants_attention(self, place: Place) -> bool:
+        return any(self.strength(component, place) for component in ("q", "k", "v", "av"))
+
+    def wants_mlp(self, place: Place) -> bool:
+        return any(self.strength(component, place) for component in ("ff1", "ff2"))
+
+    def _reduce(self, total: Tensor, samples: int, tokens: int) -> Tensor:
+        if self.reduction == "authors":
+            return total / tokens
+        return total / 2 if self.reduction == "sum" else total / (2 * samples * tokens)
+
+    def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
+        r, p, expectation = record, self.p, self.expectation
+        heads = 1 if self.joint else r.out.shape[1]
+        squares = {
+            "q": lambda: logit_square(r.query, r.key, r.w_q, r.w_k, heads, p, expectation),
+            "k": lambda: logit_square(r.key, r.query, r.w_k, r.w_q, heads, p, expectation),
+            "v": lambda: linear_square(r.value, r.w_v, p, expectation),
+            "av": lambda: av_square(r, p, expectation),
+        }
+        tokens = {"q": r.query.shape[1], "k": r.key.shape[1], "v": r.value.shape[1], "av": r.query.shape[1]}
+        return {
+            component: strength * self._reduce(square(), r.query.shape[0], tokens[component])
+            for component, square in squares.items()
+            if (strength := self.strength(component, place))
+        }
+
+    def mlp_terms(self, which: Literal["ff1", "ff2"], x: Tensor, weight: Tensor, place: Place) -> dict[str, Tensor]:
+        strength = self.strength(which, place)
+        if not strength:
+            return {}
+        square = linear_square(x, weight, self.p, self.expectation)
+        return {which: strength * self._reduce(square, x.shape[0], x.shape[1])}
+
+
+COMPONENTS = ("q", "k", "v", "av", "ff", "ff1", "ff2")
+
+
+def check_strengths(method: Method, components: tuple[str, ...]) -> None:
+    """Strengths as floats, at least one of them given; raise otherwise."""
+    for component in components:
+        object.__setattr__(method, component, check_strength(component, getattr(method, component)))
+    if all(getattr(method, component) == 0.0 for component in components):
+        raise ParameterError(
+            f"{method.name} needs the strength of at least one component ({', '.join(components)}), "
+            f"such as {method.name}(v=5e-4, ff=5e-4)"
+        )
+
+
+def strength_at(method: Method, component: str, place: Place) -> float:
+    """λ of one component in one block, from a number or a list."""
+    value: Strength = getattr(method, component)
+    if isinstance(value, float):
+        return value
+    if len(value) != place.blocks:
+        raise ParameterError(
+            f"{component} of {method.name} must have one strength per block: the model has {place.blocks} blocks, "
+            f"the list has {len(value)}"
+        )
+    return value[place.block]

@@ -1,0 +1,42 @@
+"""Ordinary dropout on the MLP's hidden and output activations: the baseline beside which attention methods are put."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from attemper.methods.base import Paper, Scheduled, check_flag
+from attemper.methods.kinds import Position, TokenMap, Tokens, elementwise_keep, inverted
+from attemper.ops.stream import Stream
+
+__all__ = ["FeedForwardDropout"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardDropout(Scheduled, TokenMap):
+    """Inverted dropout on what goes into an MLP's last layer and on what comes out of it.
+
+    p, schedule, match: how much, in which block (see `Scheduled`).
+    replace: where the model has dropout of its own in its MLPs, set that to 0 instead of refusing.
+    """
+
+    name: ClassVar[str] = "ffdropout"
+    summary: ClassVar[str] = "ordinary dropout on the MLP's hidden and output activations"
+    paper: ClassVar[Paper] = Paper("Dropout", "JMLR 2014")
+    stochastic: ClassVar[bool] = True
+
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("replace", self.replace)
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        return ("mlp_mid", "mlp_end")
+
+    def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
+        assert stream is not None
+        return inverted(x, elementwise_keep(x, self.p, stream), self.p)

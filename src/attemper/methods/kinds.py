@@ -1,0 +1,165 @@
+"""What a method can do besides perturbing attention: each kind is one function that tempering knows how to place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attemper.methods.base import Place
+from attemper.ops.stream import Stream
+
+__all__ = [
+    "AttentionRecord",
+    "BlockMap",
+    "ImageMap",
+    "LossTerm",
+    "Penalty",
+    "Position",
+    "SkipRemover",
+    "TokenMap",
+    "Tokens",
+    "WeightMap",
+]
+
+Position = Literal["mlp_front", "mlp_mid", "mlp_end", "attention_end", "entry"]
+"""front: before an MLP's first layer; mid: before its last; end: after it. entry: before the first block."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of the tokens that a map gets."""
+
+    real: Tensor | None
+    """Boolean (B, N), False for padding; None: no padding."""
+    parameter: Tensor | None = None
+    """The method's own parameter at this place, if it asked for one."""
+
+
+class TokenMap:
+    """Maps tokens (B, N, C) to tokens of the same shape."""
+
+    needs_class_token: ClassVar[bool] = False
+
+    @property
+    def positions(self) -> tuple[Position, ...]:
+        """Where it acts."""
+        raise NotImplementedError
+
+    @property
+    def always(self) -> bool:
+        """Whether it acts in eval mode too, as a part of the architecture."""
+        return False
+
+    def parameter(self, channels: int) -> Tensor | None:
+        """The first value of a parameter of its own, one per place; None: it has none."""
+        return None
+
+    def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
+        raise NotImplementedError
+
+
+class ImageMap:
+    """Maps an image (B, C, height, width) before it is cut into patches; acts in both modes."""
+
+    def map_image(self, image: Tensor, patch: tuple[int, int]) -> Tensor:
+        raise NotImplementedError
+
+
+class BlockMap:
+    """Maps what went into a block and what came out of it; acts in training."""
+
+    def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
+        raise NotImplementedError
+
+
+class SkipRemover:
+    """Says which skip connections of a block go."""
+
+    def removes(self, place: Place) -> tuple[bool, bool]:
+        """(round attention, round the MLP)."""
+        raise NotImplementedError
+
+
+class WeightMap:
+    """Maps the weight of a projection or of an MLP layer; acts in training."""
+
+    def map_weight(self, weight: Tensor, stream: Stream) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One self- or cross-attention as it was computed.
+
+    query, key, value: (B, N, d), the inputs of the three projections.
+    w_q, w_k, w_v: (H · e, d).
+    out: (B, H, Nq, e), attention times values without their bias, before the output projection.
+    weights: (B, H, Nq, Nk), where attention was computed by matmul and softmax; otherwise
+    q, k: (B, H, N, e), as they met in a fused call, and the masks between them.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    out: Tensor
+    weights: Tensor | None
+    q: Tensor | None
+    k: Tensor | None
+    attn_mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+
+
+class Penalty:
+    """Adds to the loss; acts in training."""
+
+    def wants_attention(self, place: Place) -> bool:
+        """Whether attention here adds anything."""
+        raise NotImplementedError
+
+    def wants_mlp(self, place: Place) -> bool:
+        """Whether the MLP here adds anything."""
+        raise NotImplementedError
+
+    def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
+        """Component → what it adds to the loss, its strength included."""
+        raise NotImplementedError
+
+    def mlp_terms(self, which: Literal["ff1", "ff2"], x: Tensor, weight: Tensor, place: Place) -> dict[str, Tensor]:
+        """The same for one layer of an MLP: x (B, N, in), weight (out, in)."""
+        raise NotImplementedError
+
+
+class LossTerm:
+    """Compares two stochastic passes of the same batch."""
+
+    strength: float
+
+    def compare(self, first: Tensor, second: Tensor) -> Tensor:
+        """A scalar from the logits (…, classes) of two passes."""
+        raise NotImplementedError
+
+
+def tokens_mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """(B, 1, C): the mean over the real tokens of x (B, N, C)."""
+    if real is None:
+        return x.mean(1, keepdim=True)
+    weight = real.to(x.dtype)[..., None]
+    return (x * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
+
+
+def elementwise_keep(x: Tensor, p: float, stream: Stream) -> Tensor:
+    """Boolean of the shape of x (B, N, C), each entry drawn by itself."""
+    batch, tokens, channels = x.shape
+    return stream.keep((batch, 1, tokens, channels), p).squeeze(1)
+
+
+def inverted(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    """Dropout as frameworks do it: zero what is not kept, divide the rest by 1 − p."""
+    return torch.where(keep, x / (1 - p), 0.0)

@@ -1,0 +1,33 @@
+"""LayerDrop: skip whole blocks in training. Fan et al., ICLR 2020."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attemper.methods.base import Paper, Scheduled
+from attemper.methods.kinds import BlockMap
+from attemper.ops.stream import Stream
+
+__all__ = ["LayerDrop"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDrop(Scheduled, BlockMap):
+    """Skip a block, for the whole batch at once, without rescaling.
+
+    p, schedule, match: how often, which block (see `Scheduled`).
+
+    The block is computed and then not used: so that a compiled or captured step stays one graph, no time is saved.
+    """
+
+    name: ClassVar[str] = "layerdrop"
+    summary: ClassVar[str] = "skip whole blocks, without rescaling"
+    paper: ClassVar[Paper] = Paper("Reducing Transformer Depth on Demand with Structured Dropout", "ICLR 2020")
+    stochastic: ClassVar[bool] = True
+
+    def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
+        return torch.where(stream.keep((1, 1, 1, 1), self.p).view(()), after, before)

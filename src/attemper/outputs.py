@@ -1,0 +1,48 @@
+"""What models return, and how to run one twice as if it had run once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from attemper.errors import ParameterError
+
+__all__ = ["frozen_batch_norm", "logits_of"]
+
+
+def logits_of(out: Any) -> Tensor:
+    """The predictions in a model's output: the tensor itself, its "logits", or the first tensor of a tuple."""
+    if isinstance(out, Tensor):
+        return out
+    found = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(out, tuple | list):
+        for part in out:
+            if isinstance(part, Tensor):
+                return part
+    raise ParameterError(
+        "a comparison of two passes needs logits: a tensor, a dict or output with 'logits', or a tuple that starts "
+        f"with them; the model returned {type(out).__name__}"
+    )
+
+
+@contextlib.contextmanager
+def frozen_batch_norm(model: nn.Module) -> Iterator[None]:
+    """A stretch of code in which batch norms do not update their running statistics."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    before = [
+        (m, m.momentum, m.num_batches_tracked.clone() if m.num_batches_tracked is not None else None) for m in norms
+    ]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum = momentum
+            if count is not None and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.copy_(count)
