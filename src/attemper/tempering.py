@@ -21,7 +21,7 @@ from attemper.errors import (
 from attemper.methods.base import Method, Place, Scheduled
 from attemper.ops.attention import COMING, IMPLEMENTATIONS
 from attemper.ops.perturbation import Perturbation
-from attemper.recipe import as_methods, render
+from attemper.recipe import as_methods, describe
 from attemper.seam import (
     RootState,
     SiteState,
@@ -97,7 +97,7 @@ def _no_attention(model: nn.Module, methods: tuple[Method, ...], sites: Sites) -
     seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
     left = "".join(f" '{name}' was left alone: {reason}." for name, reason in sites.left_alone.items())
     return (
-        f"'{render(methods)}' acts on attention, and {type(model).__name__} has none that is recognised.{left} "
+        f"'{describe(methods)}' acts on attention, and {type(model).__name__} has none that is recognised.{left} "
         f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
     )
 
@@ -127,7 +127,7 @@ def _refuse_tempered(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if is_tempered(module):
             state = state_of(module)
-            what = f"'{render(state.recipe)}'" if isinstance(state, SiteState) else "a recipe"
+            what = f"'{describe(state.recipe)}'" if isinstance(state, SiteState) else "a recipe"
             raise AlreadyAppliedError(
                 f"'{name}' is tempered already, with {what}. Call remove() on its handle (Tempered.of(model) finds "
                 "it), then apply one recipe that holds everything: 'dropkey(0.1) + dropattention(0.1)'."
@@ -199,7 +199,7 @@ class Tempered:
         names = [m.name for m in self.methods if isinstance(m, Scheduled)]
         if method is not None and method not in names:
             raise UnknownMethodError(
-                f"no method '{method}' with a rate in '{render(self.methods)}'.{suggestion(method, names)}"
+                f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"
             )
         recipe = tuple(
             m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
@@ -280,12 +280,12 @@ class Tempered:
         for site, here in by_site.items():
             rates = ["" if row.rate is None else f"{row.rate:.4g}" for row in here]
             table.append([str(here[0].block), site or "(root)", here[0].module, *rates])
-        lines = [f"{type(self.model).__name__} tempered with {render(self.methods)}", "", *_aligned(table)]
+        lines = [f"{type(self.model).__name__} tempered with {describe(self.methods)}", "", *_aligned(table)]
         lines += [f"left alone: {name}, since {reason}" for name, reason in self.left_alone.items()]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<Tempered {type(self.model).__name__}: {render(self.methods)}>"
+        return f"<Tempered {type(self.model).__name__}: {describe(self.methods)}>"
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -23,6 +23,8 @@ def refuse(call: Call) -> str | None:
 def attention(call: Call) -> Tensor:
     """The same as `torch.nn.functional.scaled_dot_product_attention`."""
     mask = call.attn_mask
+    if mask is not None and mask.dim() < 2:  # torch wants at least (queries, keys)
+        mask = mask.expand(call.shape[2:])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(call.q.dtype)
     return F.scaled_dot_product_attention(
