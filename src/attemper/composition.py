@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attemper.errors import ConflictError
 from attemper.methods import Consistency, DropAttention, DropPath, ExplicitDropout, Method, RDrop, Skipless
-from attemper.recipe import render
+from attemper.recipe import describe
 
 __all__ = ["check_composition"]
 
@@ -17,7 +17,7 @@ def check_composition(methods: Sequence[Method]) -> None:
         for other in methods:
             reason = _why_not(one, other)
             if reason:
-                raise ConflictError(f"'{render(methods)}': {reason}")
+                raise ConflictError(f"'{describe(methods)}': {reason}")
 
 
 def _why_not(one: Method, other: Method) -> str | None:

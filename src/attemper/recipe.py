@@ -17,7 +17,7 @@ from attemper.errors import ConflictError, ParameterError, RecipeError, UnknownM
 from attemper.methods.base import Method, render_method
 from attemper.methods.registry import methods_by_name
 
-__all__ = ["as_methods", "parse", "render"]
+__all__ = ["as_methods", "describe", "parse", "render"]
 
 TOKEN = re.compile(
     r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<word>[A-Za-z_]\w*|\d+[A-Za-z]\w*)|(?P<sign>[()\[\],=+]))"
@@ -180,7 +180,12 @@ def render(methods: Iterable[Method]) -> str:
     >>> render(parse("dropkey( p=0.1 , schedule = [0.1,0.2] )"))
     'dropkey(0.1, schedule=[0.1, 0.2])'
     """
-    return " + ".join(render_method(method) for method in methods) or "none"
+    return " + ".join(render_method(method, strict=True) for method in methods) or "none"
+
+
+def describe(methods: Iterable[Method]) -> str:
+    """The same for people to read: a schedule that is a function is named, not refused."""
+    return " + ".join(map(str, methods)) or "none"
 
 
 def as_methods(recipe: str | Method | Sequence[Method]) -> list[Method]:
@@ -189,8 +194,10 @@ def as_methods(recipe: str | Method | Sequence[Method]) -> list[Method]:
         methods = parse(recipe)
     elif isinstance(recipe, Method):
         methods = [recipe]
-    else:
+    elif isinstance(recipe, Iterable):
         methods = list(recipe)
+    else:
+        raise RecipeError(f"a recipe is text, a method or a sequence of methods; got {recipe!r}")
     for method in methods:
         if not isinstance(method, Method):
             raise RecipeError(f"a recipe is text, a method or a sequence of methods; got {method!r} among them")
@@ -198,6 +205,6 @@ def as_methods(recipe: str | Method | Sequence[Method]) -> list[Method]:
     for name in names:
         if names.count(name) > 1:
             raise ConflictError(
-                f"'{name}' stands {names.count(name)} times in the recipe '{render(methods)}'; once is enough"
+                f"'{name}' stands {names.count(name)} times in the recipe '{describe(methods)}'; once is enough"
             )
     return methods

@@ -24,7 +24,7 @@ from attemper.methods.kinds import LossTerm
 from attemper.ops.attention import COMING, IMPLEMENTATIONS
 from attemper.outputs import frozen_batch_norm, logits_of
 from attemper.patching import Action, Control, Entry, When, add_action, is_tempered, override, restore, state_of
-from attemper.recipe import as_methods, render
+from attemper.recipe import as_methods, describe
 from attemper.seam import AttentionAction
 from attemper.sites import find_sites
 from attemper.wiring import make_plan
@@ -67,7 +67,7 @@ def apply(
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
     if auto_penalty and any(isinstance(method, LossTerm) for method in methods):
         raise ConflictError(
-            f"auto_penalty cannot serve '{render(methods)}': a comparison of two passes needs "
+            f"auto_penalty cannot serve '{describe(methods)}': a comparison of two passes needs "
             "tempered.loss(forward, criterion)"
         )
     sites = find_sites(model, targets)
@@ -110,7 +110,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 def _refuse_tempered(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if is_tempered(module):
-            recipe = render(state_of(module).actions[0].control.methods)
+            recipe = describe(state_of(module).actions[0].control.methods)
             raise AlreadyAppliedError(
                 f"'{name}' is tempered already, with '{recipe}'. Call remove() on its handle (Tempered.of(model) finds "
                 "it), then apply one recipe that holds everything: 'dropkey(0.1) + dropattention(0.1)'."
@@ -237,7 +237,7 @@ class Tempered:
         names = [m.name for m in self.methods if isinstance(m, Scheduled)]
         if method is not None and method not in names:
             raise UnknownMethodError(
-                f"no method '{method}' with a rate in '{render(self.methods)}'.{suggestion(method, names)}"
+                f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"
             )
         recipe = tuple(
             m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
@@ -336,12 +336,12 @@ class Tempered:
             cells = [_cell(here.get(name)) for name in names]
             first = next(iter(here.values()))
             table.append([str(first.block), site or "(root)", first.module, *cells])
-        lines = [f"{type(self.model).__name__} tempered with {render(self.methods)}", "", *_aligned(table)]
+        lines = [f"{type(self.model).__name__} tempered with {describe(self.methods)}", "", *_aligned(table)]
         lines += [f"left alone: {name}, since {reason}" for name, reason in self.left_alone.items()]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<Tempered {type(self.model).__name__}: {render(self.methods)}>"
+        return f"<Tempered {type(self.model).__name__}: {describe(self.methods)}>"
 
 
 def _cell(row: Row | None) -> str:

@@ -28,7 +28,7 @@ from attemper.methods.kinds import BlockMap, ImageMap, LossTerm, Penalty, SkipRe
 from attemper.ops.perturbation import Perturbation
 from attemper.owndropout import active_dropout, own_drop_path, own_mlp_dropout
 from attemper.patching import Action, Control
-from attemper.recipe import render
+from attemper.recipe import describe
 from attemper.seam import AttentionAction
 from attemper.sites import AttentionSite, MlpSite, Sites
 
@@ -103,7 +103,7 @@ class Wiring:
         if any(m.stochastic and not m.idle for m in self.methods) or active_dropout(self.model):
             return
         raise ConflictError(
-            f"{method.name} compares two stochastic passes, and nothing in '{render(self.methods)}' or in the model is "
+            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model is "
             f"stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
         )
 

@@ -79,8 +79,10 @@ class Method:
         return render_method(self)
 
 
-def render_method(method: Method) -> str:
+def render_method(method: Method, strict: bool = False) -> str:
     """The recipe text of one method: its positional parameter, then whatever differs from the defaults.
+
+    strict: refuse what no recipe can say, a schedule that is a function; otherwise it is named in angle brackets.
 
     >>> from attemper.methods import DropKey
     >>> render_method(DropKey(0.2, schedule="decreasing"))
@@ -91,21 +93,23 @@ def render_method(method: Method) -> str:
     for field in sorted(fields, key=lambda field: field.name != method.positional):
         value = getattr(method, field.name)
         if field.name == method.positional:
-            words.append(render_value(value))
+            words.append(render_value(value, strict))
         elif value != field.default:
-            words.append(f"{field.name}={render_value(value)}")
+            words.append(f"{field.name}={render_value(value, strict)}")
     return f"{method.name}({', '.join(words)})" if words else method.name
 
 
-def render_value(value: Any) -> str:
+def render_value(value: Any, strict: bool = False) -> str:
     """One parameter's value as a recipe writes it."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(render_value(item) for item in value) + "]"
-    if callable(value):
+        return "[" + ", ".join(render_value(item, strict) for item in value) + "]"
+    if not callable(value):
+        return str(value)
+    if strict:
         raise ParameterError(f"a schedule that is a function cannot be written in a recipe: {value!r}")
-    return str(value)
+    return f"<{getattr(value, '__name__', None) or value}>"
 
 
 Schedule = str | tuple[float, ...] | Callable[[int, int], float]
@@ -134,7 +138,7 @@ class Scheduled(Method):
             rates = tuple(check_rate(f"schedule[{i}]", rate) for i, rate in enumerate(self.schedule))
             object.__setattr__(self, "schedule", rates)
         elif not callable(self.schedule):
-            if self.schedule not in SHAPES:
+            if not isinstance(self.schedule, str) or self.schedule not in SHAPES:
                 raise ParameterError(
                     f"schedule must be one of {', '.join(SHAPES)}, a list of rates or a function of (l, L); "
                     f"got {self.schedule!r}"
@@ -182,7 +186,8 @@ class Scheduled(Method):
         rate = check_rate("rate", rate)
         if isinstance(self.schedule, str):
             return dataclasses.replace(self, p=rate)
-        return dataclasses.replace(self, p=rate, schedule=Rescaled(self.schedule, self.match, rate))
+        given = self.schedule.schedule if isinstance(self.schedule, Rescaled) else self.schedule
+        return dataclasses.replace(self, p=rate, schedule=Rescaled(given, self.match, rate))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +197,10 @@ class Rescaled:
     schedule: tuple[float, ...] | Callable[[int, int], float]
     match: Literal["max", "mean"]
     rate: float
+
+    def __str__(self) -> str:
+        given = render_value(self.schedule)
+        return f"{given} scaled to {self.match} {self.rate}"
 
     def __call__(self, block: int, blocks: int) -> float:
         given = self.schedule

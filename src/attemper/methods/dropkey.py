@@ -86,11 +86,13 @@ class DropKey(Scheduled, Perturbation):
             return
         if self.w is not None:
             check_odd("w", self.w)
+        if self.prefix is not None and (not isinstance(self.prefix, int) or self.prefix < 0):
+            raise ParameterError(f"prefix must be a number of keys, 0 or more; got {self.prefix!r}")
         if self.grid is not None:
             self._check_grid()
 
     def _check_grid(self) -> None:
-        grid = tuple(self.grid or ())
+        grid = tuple(self.grid) if isinstance(self.grid, list | tuple) else ()
         if len(grid) != 2 or any(not isinstance(n, int) or n < 1 for n in grid):
             raise ParameterError(f"grid must be [rows, columns], both at least 1; got {self.grid!r}")
         object.__setattr__(self, "grid", grid)
@@ -98,8 +100,6 @@ class DropKey(Scheduled, Perturbation):
             raise ParameterError(
                 f"a {self.structure} of width w={self.width} is larger than the grid of {grid[0]} × {grid[1]} keys"
             )
-        if self.prefix is not None and (not isinstance(self.prefix, int) or self.prefix < 0):
-            raise ParameterError(f"prefix must be a number of keys, 0 or more; got {self.prefix!r}")
 
     @property
     def width(self) -> int:
@@ -115,7 +115,8 @@ class DropKey(Scheduled, Perturbation):
                 f"structure={self.structure} needs the keys to lie on an image grid, and none is known for "
                 f"'{place.name}'; give it as grid=[rows, columns] and prefix=n, or use structure=none"
             )
-        return dataclasses.replace(here, grid=place.grid, prefix=place.prefix)
+        prefix = place.prefix if self.prefix is None else self.prefix
+        return dataclasses.replace(here, grid=place.grid, prefix=prefix)
 
     @property
     def independent_drop(self) -> float | None:

@@ -29,6 +29,8 @@ def refuse(call: Call) -> str | None:
 def attention(call: Call) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` on keys that the methods changed."""
     mask, k = call.attn_mask, call.k
+    if mask is not None and mask.dim() < 2:  # torch wants at least (queries, keys)
+        mask = mask.expand(call.shape[2:])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(call.q.dtype)
     drawn = []

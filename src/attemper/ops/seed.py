@@ -1,8 +1,9 @@
 """Where seeds come from: one 64-bit draw from torch's generator, on the device where it is used.
 
-The draw is an operator of its own because compilers replace torch's random functions by their own. The tag
-`nondeterministic_seeded` keeps it from being merged with another draw, and the ordered effect from being moved, removed
-or drawn again in a recomputed backward pass.
+The draw is an operator of its own because compilers replace torch's random functions by their own. Its tag,
+`nondeterministic_seeded`, keeps a compiler from merging two draws and from drawing again where it recomputes a
+checkpointed block: there the state of the generator is saved and put back. Only a draw whose result nobody uses may be
+removed, and none of ours is.
 """
 
 from __future__ import annotations
@@ -47,5 +48,7 @@ def seed_tensor(seed: int | Tensor | None, device: torch.device | str | None = N
                 f"seed must be an int or a 0-dim int64 tensor, got {seed.dtype} of shape {tuple(seed.shape)}"
             )
         return seed if device is None else seed.to(device)
-    wrapped = (int(seed) + 2**63) % 2**64 - 2**63
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be an int or a 0-dim int64 tensor, got {seed!r}")
+    wrapped = (seed + 2**63) % 2**64 - 2**63
     return torch.tensor(wrapped, dtype=torch.int64, device=device)
