@@ -260,8 +260,9 @@ def test_a_registered_method_works_in_recipes(registered):
     registered(Calm)
     assert parse("dropkey + calm(2, fast=true)") == [DropKey(), Calm(2, fast=True)]
     assert render([Calm(0.5, fast=True)]) == "calm(0.5, fast=true)"
-    assert attemper.list_methods() == [DropKey, DropAttention, Calm]
-    with pytest.raises(UnknownMethodError, match=r"Did you mean 'calm'\? Methods: dropkey, dropattention, calm"):
+    assert attemper.list_methods()[:2] == [DropKey, DropAttention]
+    assert attemper.list_methods()[-1] is Calm
+    with pytest.raises(UnknownMethodError, match=r"Did you mean 'calm'\? Methods: dropkey, .*, calm"):
         parse("clam")
     with pytest.raises(RecipeError, match="Did you mean 'strength'"):
         parse("calm(strenght=1)")

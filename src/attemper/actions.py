@@ -119,13 +119,13 @@ class MlpPenaltyAction(Action):
         self.method = methods[self.method.name].at(self.place)
 
     def acts(self, training: bool) -> bool:
-        return training and self.control.when != "never" and self.control.collects()
+        return self.control.penalises(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         weight = cast(Tensor, module.weight).flatten(1)
         x = to_tokens(args[0], self.layout)
         for component, term in cast(Penalty, self.method).mlp_terms(self.which, x, weight, self.place).items():
-            self.control.ledger.append(Entry(self.place.name, self.place.block, self.method.name, component, term))
+            self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term))
         return forward(*args, **kwargs)
 
 

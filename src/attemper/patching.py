@@ -8,6 +8,7 @@ activation checkpointing, replicas. The made class keeps the original's name, so
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -48,7 +49,7 @@ class Control:
     loss_scale: float | Callable[[], float] = 1.0
     when: When = "training"
     muted: bool = False
-    """While True, penalties are not collected: the second pass of a comparison."""
+    """While True, penalties do not count: the second pass of a comparison."""
     ledger: list[Entry] = field(default_factory=list)
     padding: dict[int, Tensor] = field(default_factory=dict)
     """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
@@ -57,11 +58,20 @@ class Control:
         """Whether what acts in training acts now."""
         return self.when == "always" or (self.when == "training" and training)
 
-    def collects(self) -> bool:
-        """Whether penalties count now; not while a backward pass recomputes a checkpointed block."""
-        if self.muted or not torch.is_grad_enabled():
-            return False
-        return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+    def penalises(self, training: bool) -> bool:
+        """Whether penalties are computed now."""
+        return training and self.when != "never" and torch.is_grad_enabled()
+
+    def enter(self, entry: Entry) -> None:
+        """Put a term into the ledger, if this pass counts.
+
+        A backward pass that recomputes a checkpointed block does not, nor does the second pass of a comparison. Both
+        compute the term all the same: checkpointing wants the tensors of the first time again.
+        """
+        if self.muted:
+            return
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            self.ledger.append(entry)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ledger": [], "padding": {}}
@@ -122,6 +132,8 @@ def made_class(original: Any) -> Any:
     # Dynamo keeps its compiled entries, and their limit, per code object: every class needs one of its own.
     forward = FunctionType(_forward.__code__.replace(), _forward.__globals__, "forward")
     forward.__module__ = __name__
+    # Others ask for the signature: Transformers' Trainer drops every column of a batch that it does not name.
+    forward.__dict__["__signature__"] = inspect.signature(original.forward)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         rebuild, args, *rest = super(made, self).__reduce_ex__(protocol)

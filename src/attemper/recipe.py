@@ -20,7 +20,7 @@ from attemper.methods.registry import methods_by_name
 __all__ = ["as_methods", "describe", "parse", "render"]
 
 TOKEN = re.compile(
-    r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<word>[A-Za-z_]\w*|\d+[A-Za-z]\w*)|(?P<sign>[()\[\],=+]))"
+    r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<word>[A-Za-z_]\w*|2d\b)|(?P<sign>[()\[\],=+]))"
 )
 
 
@@ -110,10 +110,12 @@ class Parser:
             if named:
                 self.next += 2
                 name = token.text
-            elif arguments or kind.positional is None:
-                self.fail(self._nameless(kind), token.column)
+            elif kind.named_only:
+                self.fail(f"the arguments of {kind.name} need their names", token.column)
+            elif arguments:
+                self.fail("only the first argument may go without its name", token.column)
             else:
-                name = kind.positional
+                name = next(iter(fields), "")
             if name not in fields:
                 message = f"{kind.name} has no parameter '{name}'.{suggestion(name, fields)}"
                 self.fail(f"{message} Parameters: {', '.join(fields) or 'none'}", token.column)
@@ -125,12 +127,6 @@ class Parser:
                 self.expect(")")
                 break
         return arguments
-
-    @staticmethod
-    def _nameless(kind: type[Method]) -> str:
-        if kind.positional is None:
-            return f"the arguments of {kind.name} need their names"
-        return f"only the first argument, {kind.positional}, may go without its name"
 
     def value(self) -> Any:
         token = self.token

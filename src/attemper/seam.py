@@ -66,7 +66,7 @@ class AttentionAction(Action):
         on = self.control.on(training)
         if on and (self.active or self.maps):
             return True
-        if self.penalties and training and self.control.when != "never" and self.control.collects():
+        if self.penalties and self.control.penalises(training):
             return True
         return self.witness and self.control.when != "never"
 
@@ -98,7 +98,7 @@ class Doors(TorchFunctionMode):
         self.action = action
         self.methods = action.active if control.on(training) else ()
         self.maps = action.maps if control.on(training) else ()
-        self.penalties = action.penalties if training and control.when != "never" and control.collects() else ()
+        self.penalties = action.penalties if control.penalises(training) else ()
         self.blurs = [m for m in self.methods if "keys" in m.stages]
         self.seen: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.blurred = False
@@ -301,7 +301,7 @@ class Doors(TorchFunctionMode):
         record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale)
         for method in self.penalties:
             for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
-                action.control.ledger.append(Entry(action.place.name, action.place.block, method.name, component, term))
+                action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term))
 
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)

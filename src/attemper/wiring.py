@@ -93,18 +93,18 @@ class Wiring:
     def nothing(self, method: Method, what: str) -> str:
         kinds = sorted({type(module).__name__ for module in self.model.modules()})
         seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
-        left = "".join(f" '{name}' was left alone: {reason}." for name, reason in self.sites.left_alone.items())
+        left = "".join(f" '{name}' was left alone: {why}." for name, why in self.sites.left_alone.items())
         return (
-            f"'{method}' acts on {what}, and {type(self.model).__name__} has none that is recognised.{left} Module "
-            f"types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+            f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised.{left} "
+            f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
         )
 
     def check_stochastic(self, method: Method) -> None:
         if any(m.stochastic and not m.idle for m in self.methods) or active_dropout(self.model):
             return
         raise ConflictError(
-            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model is "
-            f"stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
+            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model "
+            f"is stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
         )
 
     def check_projections(self, method: Method) -> None:

@@ -30,6 +30,7 @@ class AroraDropout(Method, Penalty):
     name: ClassVar[str] = "arora"
     summary: ClassVar[str] = "the explicit form of dropout without cross terms"
     paper: ClassVar[Paper] = Paper("Dropout: Explicit Forms and Capacity Control", "ICML 2021")
+    named_only: ClassVar[bool] = True
 
     q: Strength = 0.0
     k: Strength = 0.0

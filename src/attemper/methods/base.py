@@ -59,8 +59,8 @@ class Method:
     paper: ClassVar[Paper]
     stochastic: ClassVar[bool] = False
     """Whether it draws random numbers, in training mode."""
-    positional: ClassVar[str | None] = None
-    """The parameter that a recipe may give without its name."""
+    named_only: ClassVar[bool] = False
+    """Whether a recipe must name every parameter; otherwise the first one may go without its name."""
 
     @property
     def idle(self) -> bool:
@@ -80,7 +80,7 @@ class Method:
 
 
 def render_method(method: Method, strict: bool = False) -> str:
-    """The recipe text of one method: its positional parameter, then whatever differs from the defaults.
+    """The recipe text of one method: its first parameter, then whatever differs from the defaults.
 
     strict: refuse what no recipe can say, a schedule that is a function; otherwise it is named in angle brackets.
 
@@ -89,10 +89,9 @@ def render_method(method: Method, strict: bool = False) -> str:
     'dropkey(0.2, schedule=decreasing)'
     """
     words = []
-    fields = dataclasses.fields(method)
-    for field in sorted(fields, key=lambda field: field.name != method.positional):
+    for index, field in enumerate(dataclasses.fields(method)):
         value = getattr(method, field.name)
-        if field.name == method.positional:
+        if index == 0 and not method.named_only:
             words.append(render_value(value, strict))
         elif value != field.default:
             words.append(f"{field.name}={render_value(value, strict)}")
@@ -124,8 +123,6 @@ class Scheduled(Method):
         or a function of (l, L) that gives the rate.
     match: what p is of a schedule: its largest rate ("max") or its mean over the blocks ("mean").
     """
-
-    positional: ClassVar[str | None] = "p"
 
     p: float = 0.1
     schedule: Schedule = "constant"

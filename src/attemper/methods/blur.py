@@ -79,7 +79,6 @@ class Blur(Method, Perturbation):
     summary: ClassVar[str] = "convolve the logits along the keys with a Gaussian of random width"
     paper: ClassVar[Paper] = Paper("AttentionDrop (blurred attention smoothing)", "2025")
     stochastic: ClassVar[bool] = True
-    positional: ClassVar[str | None] = "sigma"
     stages: ClassVar[tuple[Stage, ...]] = ("keys",)
 
     sigma: float = 1.0

@@ -52,7 +52,6 @@ class ContextBroadcast(Method, TokenMap):
     name: ClassVar[str] = "cb"
     summary: ClassVar[str] = "mix the mean of all tokens into each of them, in the MLP"
     paper: ClassVar[Paper] = Paper("Scratching Visual Transformer's Back with Uniform Attention", "ICCV 2023")
-    positional: ClassVar[str | None] = "variant"
 
     variant: Literal["cb", "cb_s", "gate", "hybrid"] = "cb"
     branch: Literal["mlp", "attention", "both"] = "mlp"

@@ -31,7 +31,6 @@ class Consistency(Method, LossTerm):
     name: ClassVar[str] = "consistency"
     summary: ClassVar[str] = "run twice and penalise the divergence of the two predictions"
     paper: ClassVar[Paper] = Paper("AttentionDrop (consistency)", "2025")
-    positional: ClassVar[str | None] = "strength"
 
     strength: float = 1.0
     direction: Literal["forward", "symmetric"] = "forward"
@@ -55,7 +54,6 @@ class RDrop(Method, LossTerm):
     name: ClassVar[str] = "rdrop"
     summary: ClassVar[str] = "run twice and penalise the symmetric divergence"
     paper: ClassVar[Paper] = Paper("R-Drop", "NeurIPS 2021")
-    positional: ClassVar[str | None] = "strength"
 
     strength: float = 1.0
 

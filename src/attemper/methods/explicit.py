@@ -152,6 +152,7 @@ class ExplicitDropout(Method, Penalty):
     name: ClassVar[str] = "explicit"
     summary: ClassVar[str] = "deterministic penalties that do what dropout does on average"
     paper: ClassVar[Paper] = Paper("Explicit Dropout", "2026")
+    named_only: ClassVar[bool] = True
 
     q: Strength = 0.0
     k: Strength = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_flag
 from attemper.methods.kinds import ImageMap, Position, TokenMap, Tokens
-from attemper.methods.spectral import power_singular_values
+from attemper.methods.spectral import fit_power, power_singular_values
 from attemper.ops.stream import Stream
 
 __all__ = ["TokenGraying", "dct_matrix", "gray_dct", "gray_svd"]
@@ -45,7 +45,7 @@ def gray_dct(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
 
 def gray_svd(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
     """X (…, N, d) with its singular values raised to eps, relative to the largest: κ(X̃) = κ(X)^eps, without an SVD."""
-    return power_singular_values(x, eps, rescale)
+    return power_singular_values(x, fit_power(eps), rescale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +61,24 @@ class TokenGraying(Method, ImageMap, TokenMap):
     name: ClassVar[str] = "graying"
     summary: ClassVar[str] = "bring the singular values of the input tokens closer together"
     paper: ClassVar[Paper] = Paper("Always Skip Attention (token graying)", "ICCV 2025")
-    positional: ClassVar[str | None] = "kind"
 
     kind: Literal["dct", "svd"] = "dct"
     eps: float | None = None
     where: Literal["patches", "tokens"] = "patches"
     rescale: bool = True
 
+    _fit: ClassVar[Any]
+
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ("dct", "svd"))
         check_choice("where", self.where, ("patches", "tokens"))
         check_flag("rescale", self.rescale)
-        if self.eps is None:
-            return
-        if isinstance(self.eps, bool) or not isinstance(self.eps, int | float) or not 0 < self.eps <= 1:
-            raise ParameterError(f"eps must be a number in (0, 1], got {self.eps!r}")
-        object.__setattr__(self, "eps", float(self.eps))
+        if self.eps is not None:
+            if isinstance(self.eps, bool) or not isinstance(self.eps, int | float) or not 0 < self.eps <= 1:
+                raise ParameterError(f"eps must be a number in (0, 1], got {self.eps!r}")
+            object.__setattr__(self, "eps", float(self.eps))
+        # Fitted here and not in the forward pass, which may be compiled.
+        object.__setattr__(self, "_fit", fit_power(self.exponent) if self.kind == "svd" else None)
 
     @property
     def exponent(self) -> float:
@@ -95,7 +97,10 @@ class TokenGraying(Method, ImageMap, TokenMap):
         """Tokens (B, N, d) with better conditioning."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):
-            out = (gray_dct if self.kind == "dct" else gray_svd)(wide, self.exponent, self.rescale)
+            if self.kind == "dct":
+                out = gray_dct(wide, self.exponent, self.rescale)
+            else:
+                out = power_singular_values(wide, self._fit, self.rescale)
         return out.to(x.dtype)
 
     def map_image(self, image: Tensor, patch: tuple[int, int]) -> Tensor:

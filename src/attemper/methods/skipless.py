@@ -23,7 +23,6 @@ class Skipless(Method, SkipRemover):
     name: ClassVar[str] = "skipless"
     summary: ClassVar[str] = "remove the skip connection round attention or the MLP"
     paper: ClassVar[Paper] = Paper("Always Skip Attention", "ICCV 2025")
-    positional: ClassVar[str | None] = "skip"
 
     skip: Literal["attention", "mlp", "both"] = "attention"
     blocks: tuple[int, ...] | None = None

@@ -81,8 +81,8 @@ def _terms(s: NDArray[np.float64], steps: int) -> list[NDArray[np.float64]]:
     return terms
 
 
-def power_singular_values(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
-    """X (…, n, d) with its singular values raised to eps, relative to the largest; zero ones stay zero.
+def power_singular_values(x: Tensor, fit: PowerFit, rescale: bool = True) -> Tensor:
+    """X (…, n, d) with its singular values raised to the fit's power, relative to the largest; zero ones stay zero.
 
     rescale: multiply by σ_max again, so that the largest singular value stays; False leaves it at 1.
     """
@@ -91,7 +91,7 @@ def power_singular_values(x: Tensor, eps: float, rescale: bool = True) -> Tensor
     gram = wide.transpose(-2, -1) @ wide if flat else wide @ wide.transpose(-2, -1)
     top = largest_eigenvalue(gram)
     safe = torch.where(top > 0, top, 1.0)
-    factor = _matrix_factor(gram / safe, fit_power(eps))
+    factor = _matrix_factor(gram / safe, fit)
     out = wide @ factor if flat else factor @ wide
     out = out if rescale else out / safe.sqrt()
     return torch.where(top > 0, out, wide).to(x.dtype)
