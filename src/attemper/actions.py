@@ -280,7 +280,7 @@ class RootAction(Action):
             return out
         penalty = torch.stack([entry.value for entry in self.control.ledger]).sum()
         self.control.ledger.clear()
-        return with_penalty(out, penalty, self.control)
+        return with_penalty(out, penalty * share_of_step(module, kwargs), self.control)
 
 
 class Touch(TorchFunctionMode):
@@ -288,6 +288,21 @@ class Touch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
+
+
+def share_of_step(module: nn.Module, kwargs: Any) -> Tensor | float:
+    """Which part of an optimiser's step this pass is, where the loop says so.
+
+    Transformers' Trainer hands over how many labels the whole step has, in all batches whose gradients it adds up. The
+    model then divides the sum of its losses by that number, and nothing is divided by the number of batches.
+    """
+    items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
+    if items is None or not isinstance(labels, Tensor):
+        return 1.0
+    if "shift_labels" not in kwargs and getattr(module, "loss_type", None) == "ForCausalLM":
+        labels = labels[..., 1:]  # the first token of a text is never predicted
+    share: Tensor = labels.ne(-100).sum() / items
+    return share
 
 
 def with_penalty(out: Any, penalty: Tensor, control: Control) -> Any:

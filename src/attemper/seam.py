@@ -9,7 +9,7 @@ at all: even an empty one would switch off `nn.TransformerEncoder`'s fast path a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,8 @@ class AttentionAction(Action):
     weight_maps: tuple[Method, ...] = ()
     witness: bool = False
     """Whether to note which tokens are padding, for what comes later in the same block."""
+    looked: bool = False
+    """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
 
@@ -195,6 +197,7 @@ class Doors(TorchFunctionMode):
                 f"blur cannot serve '{action.place.name}': the product of its queries and keys was not seen before "
                 "softmax, and blurring the logits with their position bias would be another method."
             )
+        self.note_padding(input, False, input.shape[0], input.shape[3])
         logits = input if dtype is None else input.to(dtype)
         work = logits.to(torch.promote_types(logits.dtype, torch.float32))
         weights = perturbed_softmax(work, self.methods).to(logits.dtype) if self.methods else logits.softmax(-1)
@@ -258,10 +261,7 @@ class Doors(TorchFunctionMode):
         if not action.witness:
             return
         if is_causal:
-            raise ConflictError(
-                f"'{action.place.name}' is causal, and the mean over all tokens would show every token its future: "
-                "cb cannot act in this block. Leave it out with targets=."
-            )
+            self.refuse_broadcast("is causal, and the mean over all tokens would show every token its future")
         padding = action.control.padding
         if mask is None:
             padding.pop(action.place.block, None) if action.place.block in padding else None
@@ -269,7 +269,17 @@ class Doors(TorchFunctionMode):
         allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         while allowed.dim() < 4:
             allowed = allowed[None]
+        if allowed.shape[2] > 1 and not action.looked and not torch.compiler.is_compiling():
+            action.looked = True
+            hidden = allowed.any(2, keepdim=True) & allowed.any(3, keepdim=True) & ~allowed
+            if hidden.any():
+                self.refuse_broadcast("hides some tokens from others, and the mean over all tokens would show them")
         padding[action.place.block] = allowed.any(2).any(1).expand(batch, keys)
+
+    def refuse_broadcast(self, reason: str) -> NoReturn:
+        raise ConflictError(
+            f"'{self.action.place.name}' {reason}: cb cannot act in this block. Leave it out with targets=."
+        )
 
     def penalise(
         self,

@@ -12,9 +12,10 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.ops.perturbation import Perturbation
 
-__all__ = ["Call", "make_call"]
+__all__ = ["Call", "make_call", "reachable"]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,21 @@ class Call:
     def real_keys(self) -> Tensor | None:
         """Boolean (B or 1, 1, 1, Nk): the keys that are no padding, where attn_mask says so for all queries alike."""
         mask = self.attn_mask
-        if mask is None or mask.dtype != torch.bool or self.differs_between_queries:
+        if mask is None or (mask.dim() >= 2 and mask.shape[-2] > 1):
             return None
         while mask.dim() < 4:
             mask = mask[None]
-        return mask
+        return mask if mask.dtype == torch.bool else reachable(mask)
+
+
+def reachable(additive: Tensor) -> Tensor:
+    """Which keys an additive mask, or logits that contain one, leaves in reach of the row's largest entry.
+
+    People write "masked out" as −inf, as the dtype's minimum, as −1e4 or, in Swin, as −100. All of them count.
+    """
+    additive = additive.detach()
+    top = additive.amax(-1, keepdim=True)
+    return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
 
 
 def make_call(

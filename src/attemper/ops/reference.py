@@ -10,14 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.ops.call import Call
+from attemper.ops.call import Call, reachable
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream
 
-__all__ = ["attention", "attention_weights", "perturbed_softmax", "reachable", "refuse"]
-
-OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero
+__all__ = ["attention", "attention_weights", "perturbed_softmax", "refuse"]
 
 Drawn = list[tuple[Perturbation, Stream]]
 
@@ -82,16 +80,6 @@ def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tu
     if attn_mask.dtype == torch.bool:
         return logits.masked_fill(~attn_mask, -torch.inf), attn_mask
     return logits + attn_mask, reachable(attn_mask)
-
-
-def reachable(additive: Tensor) -> Tensor:
-    """Which keys an additive mask, or logits that contain one, leaves in reach of the row's largest entry.
-
-    People write "masked out" as −inf, as the dtype's minimum, as −1e4 or, in Swin, as −100. All of them count.
-    """
-    additive = additive.detach()
-    top = additive.amax(-1, keepdim=True)
-    return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
 
 
 def perturbed_softmax(logits: Tensor, methods: Sequence[Perturbation]) -> Tensor:

@@ -1,0 +1,284 @@
+"""Token graying: conditioning, the distance to a true SVD, the DCT against SciPy's, and where it acts in a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.fft
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_sample_images
+
+import attemper
+from attemper.errors import NoSiteError, ParameterError
+from attemper.methods import TokenGraying
+from attemper.methods.graying import gray_dct, gray_svd
+from attemper.methods.spectral import fit_power
+from families import FAMILIES, build, call
+
+FAMILY = {family.name: family for family in FAMILIES}
+EPS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.fixture(scope="module")
+def patches():
+    """(260, 64, 48): every second crop of 32 × 32 pixels of two photographs, cut into 4 × 4 patches."""
+    images = torch.stack([torch.from_numpy(np.array(image)) for image in load_sample_images().images])
+    images = images[:, :416, :640].movedim(-1, 1).float() / 255
+    crops = images.unfold(2, 32, 32).unfold(3, 32, 32).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)[::2]
+    return F.unfold(crops, 4, stride=4).mT.contiguous()
+
+
+def by_svd(x, eps, rescale=True):
+    u, s, v = torch.linalg.svd(x.double(), full_matrices=False)
+    top = s[..., :1]
+    s = torch.where(s > 1e-12 * top, (s / top) ** eps * (top if rescale else 1.0), 0.0)
+    return (u * s[..., None, :]) @ v
+
+
+def distance(given, expected):
+    """The largest relative Frobenius error of a batch."""
+    return ((given - expected).norm(dim=(-2, -1)) / expected.norm(dim=(-2, -1))).max().item()
+
+
+def condition(x):
+    """κ over the singular values that are not zero."""
+    s = torch.linalg.svdvals(x.double())
+    return (s[..., 0] / torch.where(s > 1e-6 * s[..., :1], s, torch.inf).amin(-1)).tolist()
+
+
+# ------------------------------------------------------------------------------------------------------------- the SVD
+@pytest.mark.parametrize("eps", EPS)
+def test_the_error_against_a_true_svd_is_below_a_thousandth_on_photographs(patches, eps):
+    assert patches.dtype == torch.float32
+    assert distance(gray_svd(patches, eps), by_svd(patches, eps)) < 1e-3
+
+
+def test_normalised_photographs_are_no_worse(patches):
+    normalised = (patches - 0.45) / 0.22
+    assert distance(gray_svd(normalised, 0.7), by_svd(normalised, 0.7)) < 1e-3
+
+
+@pytest.mark.parametrize("eps", [0.3, 0.7, 0.95])
+@pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6)])
+def test_every_singular_value_is_within_the_bound_that_the_fit_states(eps, shape):
+    n = min(shape)
+    u, v = torch.linalg.qr(randn(shape[0], n))[0], torch.linalg.qr(randn(shape[1], n, seed=1))[0]
+    s = 3.0 * torch.logspace(0, -5, n, dtype=torch.float64)
+    out = gray_svd(u * s @ v.T, eps)
+    given = u.T @ out @ v
+    expected = 3.0 * (s / 3.0) ** eps
+    slack = 3.0 * (fit_power(eps).error + 1e-6)
+    assert (given.diag() - expected).abs().max() < slack
+    assert (given - given.diag().diag()).abs().max() < 1e-6
+    assert out.shape == shape
+
+
+@pytest.mark.parametrize("eps", [0.5, 0.7, 0.95])
+def test_the_condition_number_becomes_its_power(eps):
+    x = randn(4, 12, 6) * torch.logspace(0, -2, 6, dtype=torch.float64)
+    for before, after in zip(condition(x), condition(gray_svd(x, eps)), strict=True):
+        expected = before**eps
+        assert expected < before
+        # κ̃ = 1 / (s^ε ± error) for the smallest s; the largest is met within the same error.
+        assert after == pytest.approx(expected, rel=1.5 * fit_power(eps).error * (expected + 1))
+
+
+def test_rank_deficient_patches_keep_their_zeros():
+    x = randn(3, 16, 4) @ randn(3, 4, 12, seed=1)
+    out = gray_svd(x, 0.7)
+    s = torch.linalg.svdvals(out)
+    assert (s[:, 4:] < 1e-6 * s[:, :1]).all()
+    assert distance(out, by_svd(x, 0.7)) < 1e-3
+    flat = torch.full((1, 8, 6), 0.3)
+    assert distance(gray_svd(flat, 0.7), flat.double()) < 1e-3, "one singular value stays as it is"
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("gray", [gray_svd, gray_dct])
+def test_zeros_come_back_as_zeros_beside_other_images(gray, rescale):
+    x = randn(3, 8, 6)
+    x[1] = 0
+    x.requires_grad_()
+    out = gray(x, 0.7, rescale)
+    out.square().sum().backward()
+    assert torch.equal(out[1], torch.zeros(8, 6, dtype=x.dtype))
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(out[0], gray(x[:1], 0.7, rescale)[0])
+
+
+def test_without_rescaling_the_largest_singular_value_is_one(patches):
+    some = patches[:20]
+    assert distance(gray_svd(some, 0.7, rescale=False), by_svd(some, 0.7, rescale=False)) < 1e-3
+    largest = torch.linalg.svdvals(gray_svd(some, 0.7, rescale=False))[:, 0]
+    torch.testing.assert_close(largest, torch.ones(20), atol=1e-3, rtol=0)
+
+
+def test_an_exponent_of_one_changes_nothing(patches):
+    some = patches[:20].double()
+    torch.testing.assert_close(gray_svd(some, 1.0), some, atol=1e-10, rtol=0)
+    torch.testing.assert_close(gray_dct(some, 1.0), some, atol=1e-12, rtol=0)
+
+
+def test_no_decomposition_is_called(patches, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a decomposition in the training path")
+
+    for name in ("svd", "svdvals", "eigh", "eigvalsh", "eig", "qr", "matrix_norm"):
+        monkeypatch.setattr(torch.linalg, name, refuse)
+    monkeypatch.setattr(torch, "svd", refuse)
+    x = patches[:4].clone().requires_grad_()
+    TokenGraying("svd").gray(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------------------- the DCT
+@pytest.mark.parametrize("eps", [0.5, 0.95])
+@pytest.mark.parametrize("rescale", [True, False])
+def test_the_dct_form_is_scipys_transform_powered(patches, eps, rescale):
+    some = patches[:5].double()
+    out = gray_dct(some, eps, rescale)
+    for given, image in zip(out, some.numpy(), strict=True):
+        c = scipy.fft.dctn(image, norm="ortho")
+        top = np.abs(c).max()
+        powered = np.sign(c) * (np.abs(c) / top) ** eps * (top if rescale else 1.0)
+        expected = scipy.fft.idctn(powered, norm="ortho")
+        torch.testing.assert_close(given, torch.from_numpy(expected), atol=1e-10, rtol=0)
+
+
+# ----------------------------------------------------------------------------------------------- gradients and dtypes
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("gray", [gray_svd, gray_dct])
+def test_gradients_are_right(gray, rescale, shape):
+    x = randn(2, *shape).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: gray(x, 0.7, rescale), (x,), atol=1e-4)
+
+
+def test_the_gradient_is_that_of_a_true_svd():
+    x = randn(2, 8, 5)
+    weight = randn(2, 8, 5, seed=1)
+    grads = []
+    for gray in (gray_svd, by_svd):
+        leaf = x.clone().requires_grad_()
+        (gray(leaf, 0.7) * weight).sum().backward()
+        grads.append(leaf.grad)
+    assert distance(*grads) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["svd", "dct"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_wider_and_rounded_once(kind, dtype):
+    x = randn(2, 8, 6, dtype=dtype)
+    out = TokenGraying(kind).gray(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, TokenGraying(kind).gray(x.float()).to(dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        given = TokenGraying(kind).gray(x.float())
+    assert torch.equal(given, TokenGraying(kind).gray(x.float()))
+
+
+# -------------------------------------------------------------------------------------------------------- whole models
+def gray_patches(image, patch, method):
+    tokens = F.unfold(image, patch, stride=patch).mT
+    return F.fold(method.gray(tokens).mT, image.shape[-2:], patch, stride=patch)
+
+
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+@pytest.mark.parametrize("name", ["timm-vit", "hf-vit", "torchvision-vit", "timm-swin"])
+def test_patches_are_grayed_before_they_are_embedded_in_both_modes(name, kind):
+    family = FAMILY[name]
+    model, plain = build(family), build(family)
+    attemper.apply(model, f"graying({kind})")
+    inputs = family.inputs()
+    patch = (2, 2) if name == "timm-swin" else (8, 8)
+    (key,) = inputs
+    image = inputs[key][0] if key == "args" else inputs[key]
+    gray = gray_patches(image, patch, TokenGraying(kind))
+    changed = {key: (gray,) if key == "args" else gray}
+    for mode in (True, False):
+        given, expected = call(model.train(mode), inputs), call(plain.train(mode), changed)
+        torch.testing.assert_close(given, expected, atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(given, call(plain, inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+def test_patches_and_images_need_not_be_square(kind):
+    import timm
+
+    torch.manual_seed(0)
+    options = {"img_size": (24, 40), "patch_size": (8, 4), "embed_dim": 48, "depth": 1, "num_heads": 3}
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **options).eval()
+    x = randn(2, 3, 24, 40, dtype=torch.float32)
+    expected = model(gray_patches(x, (8, 4), TokenGraying(kind)))
+    attemper.apply(model, f"graying({kind})")
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("patch", [(4, 4), (4, 6)])
+def test_pixels_that_no_patch_holds_are_not_grayed(patch):
+    method = TokenGraying()
+    image = randn(2, 3, 13, 20)
+    rows, columns = 13 // patch[0] * patch[0], 20 // patch[1] * patch[1]
+    out = method.map_image(image, patch)
+    assert out.shape == image.shape
+    inside = gray_patches(image[..., :rows, :columns].contiguous(), patch, method)
+    torch.testing.assert_close(out[..., :rows, :columns], inside, atol=1e-12, rtol=0)
+
+
+def test_tokens_are_grayed_before_the_first_block():
+    family = FAMILY["timm-vit"]
+    model, plain = build(family).eval(), build(family).eval()
+    attemper.apply(model, "graying(svd, where=tokens)")
+    plain.blocks[0].register_forward_pre_hook(lambda _, args: (gray_svd(args[0], 0.7), *args[1:]))
+    torch.testing.assert_close(call(model, family.inputs()), call(plain, family.inputs()), atol=1e-5, rtol=1e-4)
+    before = build(family).eval()
+    tokens = {}
+    for name, m in (("plain", before), ("gray", model)):
+        m.blocks[0].norm1.register_forward_pre_hook(lambda _, args, n=name: tokens.update({n: args[0]}))
+        call(m, family.inputs())
+    for gray, raw in zip(condition(tokens["gray"]), condition(tokens["plain"]), strict=True):
+        assert gray == pytest.approx(raw**0.7, rel=0.1)
+
+
+def test_gradients_reach_an_image_that_wants_them():
+    model = build(FAMILY["timm-vit"]).train()
+    attemper.apply(model, "graying")
+    x = randn(1, 3, 32, 32, dtype=torch.float32).requires_grad_()
+    model(x).sum().backward()
+    assert x.grad.isfinite().all()
+    assert x.grad.abs().sum() > 0
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("name", ["hf-bert", "nn-encoder", "timm-pvtv2"])
+def test_a_model_without_patches_of_its_own_is_refused_and_left_alone(name):
+    model = build(FAMILY[name])
+    with pytest.raises(NoSiteError, match=r"'graying.*' acts on a patch embedding whose patches do not overlap"):
+        attemper.apply(model, "graying")
+    assert not any("_attemper" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("eps", [0, -0.5, 1.01, math.nan, True, "half"])
+def test_an_exponent_outside_its_range_is_named(eps):
+    with pytest.raises(ParameterError, match=rf"eps must be a number in \(0, 1\], got {eps!r}"):
+        TokenGraying(eps=eps)
+
+
+def test_other_bad_parameters_are_named():
+    for options, message in (
+        ({"kind": "fft"}, "kind must be one of dct, svd; got 'fft'"),
+        ({"where": "pixels"}, "where must be one of patches, tokens; got 'pixels'"),
+        ({"rescale": 1}, "rescale must be true or false, got 1"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            TokenGraying(**options)
+    assert TokenGraying().exponent == 0.95
+    assert TokenGraying("svd").exponent == 0.7

@@ -1,0 +1,207 @@
+"""HardMask: which logits it touches, and what becomes of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import attemper
+from attemper import attention, keep_mask
+from attemper.errors import ParameterError
+from attemper.methods import DropKey, HardMask
+from attemper.methods.dropkey import dropkey
+from attemper.methods.hardmask import largest
+from attemper.ops.stream import Stream
+from families import FAMILIES, build, call
+
+FAMILY = {family.name: family for family in FAMILIES}
+SHAPE = (2, 3, 8, 12)
+SEED = 17
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def inputs(shape=SHAPE, dtype=torch.float64):
+    batch, heads, queries, keys = shape
+    sizes = ((batch, heads, queries, 4), (batch, heads, keys, 4), (batch, heads, keys, 5))
+    return [randn(*size, seed=i, dtype=dtype) for i, size in enumerate(sizes)]
+
+
+def stream(seed=SEED):
+    return Stream(torch.tensor(seed))
+
+
+def top_k(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
+    """The k largest allowed entries of every row, one by one."""
+    found = torch.zeros_like(logits, dtype=torch.bool)
+    for index in torch.cartesian_prod(*(torch.arange(n) for n in logits.shape[:-1])):
+        row = tuple(index.tolist())
+        order = sorted(range(logits.shape[-1]), key=lambda j, row=row: -float(logits[(*row, j)]))
+        offered = [j for j in order if allowed is None or bool(allowed.expand(logits.shape)[(*row, j)])]
+        for j in offered[:k]:
+            found[(*row, j)] = True
+    return found
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+@pytest.mark.parametrize("k", [1, 5, 12])
+def test_only_the_k_largest_logits_of_a_row_are_touched(k, fill):
+    logits = randn(*SHAPE)
+    given, _ = HardMask(0.5, k=k, fill=fill).perturb_logits(logits, None, stream())
+    touched = given != logits
+    top = top_k(logits, k)
+    assert not (touched & ~top).any()
+    assert touched.any()
+    assert (given[touched] == (0.0 if fill == "zero" else -math.inf)).all()
+
+
+def test_every_one_of_them_is_dropped_at_rate_p():
+    logits = randn(200, 4, 8, 12)
+    given, _ = HardMask(0.3, k=4).perturb_logits(logits, None, stream())
+    touched = given == 0
+    assert touched.sum(-1).max() == 4
+    for rank in range(4):
+        place = logits.argsort(-1, descending=True)[..., rank : rank + 1]
+        share = touched.gather(-1, place).double().mean()
+        assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / (200 * 4 * 8))
+
+
+def test_zero_multiplies_the_logit_and_leaves_its_key_some_weight():
+    q, k, v = inputs()
+    out = attention(q, k, v, methods=HardMask(0.4, k=3), seed=SEED)
+    logits = q @ k.mT / 2
+    keep = keep_mask(SEED, SHAPE, 0.4)
+    by_hand = torch.where(top_k(logits, 3) & ~keep, torch.zeros_like(logits), logits)
+    torch.testing.assert_close(out, by_hand.softmax(-1) @ v, atol=1e-12, rtol=0)
+    assert (by_hand.softmax(-1) > 0).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_neg_inf_is_dropkey_restricted_to_the_largest(masked):
+    q, k, v = inputs()
+    logits = q @ k.mT / 2
+    allowed = None
+    if masked:
+        allowed = torch.rand(SHAPE, generator=torch.Generator().manual_seed(2)) < 0.5
+        allowed[..., 0] = True
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    keep = keep_mask(SEED, SHAPE, 0.4) | ~top_k(logits, 3, allowed)
+    expected = dropkey(logits, keep, allowed) @ v
+    given = attention(q, k, v, attn_mask=allowed, methods=HardMask(0.4, k=3, fill="neg_inf"), seed=SEED)
+    torch.testing.assert_close(given, expected, atol=1e-12, rtol=0)
+
+
+def test_neg_inf_over_all_keys_is_dropkey():
+    q, k, v = inputs()
+    hard = attention(q, k, v, methods=HardMask(0.4, k=12, fill="neg_inf"), seed=SEED)
+    assert torch.equal(hard, attention(q, k, v, methods=DropKey(0.4), seed=SEED))
+
+
+def test_logits_are_what_softmax_would_see_bias_included():
+    q, k, v = inputs()
+    bias = 20 * randn(1, 3, 8, 12, seed=9)
+    logits = q @ k.mT / 2 + bias
+    hit = top_k(logits, 3) & ~keep_mask(SEED, SHAPE, 0.5)
+    assert not torch.equal(top_k(logits, 3), top_k(q @ k.mT / 2, 3))
+    given = attention(q, k, v, attn_mask=bias, methods=HardMask(0.5, k=3), seed=SEED)
+    torch.testing.assert_close(given, logits.masked_fill(hit, 0.0).softmax(-1) @ v, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("fraction", "keys", "count"), [(0.25, 12, 3), (0.5, 7, 4), (0.01, 12, 1), (0.999, 12, 12)])
+def test_a_fraction_is_of_the_keys_and_at_least_one(fraction, keys, count):
+    assert HardMask(k=fraction).count(keys) == count
+    logits = randn(1, 1, 500, keys)
+    given, _ = HardMask(0.9, k=fraction).perturb_logits(logits, None, stream())
+    assert (given != logits).sum(-1).max() == count
+
+
+def test_a_row_with_fewer_allowed_keys_than_k_offers_all_of_them():
+    logits = randn(*SHAPE)
+    allowed = torch.zeros(12, dtype=torch.bool)
+    allowed[[2, 7]] = True
+    found = largest(logits, 5, allowed)
+    assert torch.equal(found, allowed.expand(SHAPE))
+    assert torch.equal(found, top_k(logits, 5, allowed))
+
+
+@pytest.mark.parametrize("kind", ["padding", "causal", "float"])
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+def test_a_masked_out_key_is_never_among_them(kind, fill):
+    q, k, v = inputs((2, 3, 12, 12))
+    eye = torch.eye(12, dtype=q.dtype).expand(2, 3, 12, 12)
+    allowed = torch.ones(12, 12, dtype=torch.bool)
+    options = {}
+    if kind == "causal":
+        allowed, options = allowed.tril(), {"is_causal": True}
+    else:
+        allowed[:, 4:] = False
+        mask = allowed[:1]
+        if kind == "float":
+            mask = torch.zeros(1, 12, dtype=q.dtype).masked_fill(~mask, -1e4)
+        options = {"attn_mask": mask}
+    weights = attention(q, k, eye, methods=HardMask(0.9, k=12, fill=fill), seed=SEED, **options)
+    assert (weights[..., ~allowed] < 1e-12).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 12, dtype=q.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [1, 2, 7])
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+def test_no_row_is_lost_and_none_is_nan(fill, keys, dtype):
+    q, k, v = (x.requires_grad_() for x in inputs((2, 2, 7, keys), dtype))
+    padding = torch.ones(2, 1, 1, keys, dtype=torch.bool)
+    padding[1, ..., 1:] = False
+    method = HardMask(0.99, k=1 if keys == 1 else 2, fill=fill)
+    out = attention(q, k, v, attn_mask=padding, methods=method, seed=SEED)
+    out.sum().backward()
+    assert all(x.isfinite().all() for x in (out, q.grad, k.grad, v.grad))
+    torch.testing.assert_close(out[1], v[1, :, :1].expand(-1, 7, -1), msg="one allowed key keeps all the weight")
+
+
+def test_gradients_pass_the_kept_logits_only():
+    logits = randn(1, 1, 6, 8).requires_grad_()
+    given, _ = HardMask(0.5, k=4).perturb_logits(logits, None, stream())
+    given.square().sum().backward()
+    assert torch.equal(logits.grad == 0, given == 0)
+    assert (given == 0).any()
+
+
+def test_more_than_there_are_keys_is_an_error_that_tells_both_numbers():
+    q, k, v = inputs()
+    with pytest.raises(ParameterError, match="k=13 is more than the number of keys, 12"):
+        attention(q, k, v, methods=HardMask(k=13), seed=SEED)
+    model = build(FAMILY["timm-vit"]).train()
+    attemper.apply(model, "hardmask(0.1, k=40)")
+    with pytest.raises(ParameterError, match="k=40 is more than the number of keys, 17"):
+        call(model, FAMILY["timm-vit"].inputs())
+
+
+@pytest.mark.parametrize("name", ["timm-vit", "timm-swin", "hf-bert", "nn-encoder"])
+def test_it_acts_on_models_in_training_and_not_in_evaluation(name):
+    family = FAMILY[name]
+    model = build(family)
+    trained, evaluated = call(model.train(), family.inputs()), call(model.eval(), family.inputs())
+    attemper.apply(model, "hardmask(0.9, k=3, fill=neg_inf)")
+    assert not torch.allclose(call(model.train(), family.inputs()), trained, atol=1e-6)
+    assert torch.equal(call(model.eval(), family.inputs()), evaluated)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be an integer of at least 1, or a fraction of the keys in \\(0, 1\\); got 0"),
+        ({"k": 1.5}, "k must be an integer.*got 1.5"),
+        ({"k": True}, "k must be an integer.*got True"),
+        ({"k": math.nan}, "k must be an integer.*got nan"),
+        ({"fill": "one"}, "fill must be one of zero, neg_inf; got 'one'"),
+        ({"p": 1.0}, "p must be a number in \\[0, 1\\), got 1.0"),
+    ],
+)
+def test_bad_parameters_are_named(options, message):
+    with pytest.raises(ParameterError, match=message):
+        HardMask(**options)
