@@ -59,7 +59,7 @@ class SiteState:
         self.active = tuple(m for m in methods if isinstance(m, Perturbation) and not m.idle)
 
     def acts(self, training: bool) -> bool:
-        return bool(self.active) and (self.when == "always" or (self.when == "training" and training))
+        return len(self.active) > 0 and (self.when == "always" or (self.when == "training" and training))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def tempered_sdpa(
 
 def _four_axes(t: Tensor) -> Tensor:
     if t.dim() == 2:
-        return t
+        return t[None, None]
     return t[:, None] if t.dim() == 3 else t.flatten(0, -4)
 
 
