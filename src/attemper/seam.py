@@ -342,5 +342,5 @@ def _three_axes(x: Tensor) -> Tensor:
 
 def _four_axes(t: Tensor) -> Tensor:
     if t.dim() == 2:
-        return t
+        return t[None, None]
     return t[:, None] if t.dim() == 3 else t.flatten(0, -4)

@@ -15,18 +15,17 @@ from typing import Literal
 from torch import Tensor
 
 from attemper.errors import ParameterError, UnsupportedError, suggestion
-from attemper.ops import reference, sdpa
+from attemper.ops import reference, sdpa, triton_attention
 from attemper.ops.call import Call, make_call
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import seed_tensor
 
 __all__ = ["Verdict", "attention", "implementations"]
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"sdpa": sdpa, "reference": reference}
+IMPLEMENTATIONS: dict[str, ModuleType] = {"sdpa": sdpa, "triton": triton_attention, "reference": reference}
 """In the order in which `impl="auto"` asks them."""
 
 COMING = {
-    "triton": "needs a CUDA device, and the fused Triton kernels are not part of this version yet",
     "fa4": "needs a Hopper or Blackwell GPU, and FlashAttention-4 support is not part of this version yet",
 }
 

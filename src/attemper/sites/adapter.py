@@ -22,8 +22,8 @@ class Adapter(Protocol):
 
 
 def from_library(module: nn.Module, library: str) -> bool:
-    """Whether a module's class comes from `library`; a tempered class still counts as the one it was made from."""
-    return any(cls.__module__.partition(".")[0] == library for cls in type(module).__mro__[:2])
+    """Whether a module's class comes from `library`."""
+    return type(module).__module__.partition(".")[0] == library
 
 
 def pair(value: object) -> tuple[int, int] | None:

@@ -40,12 +40,20 @@ def computes_attention(module: nn.Module) -> bool:
     """
     if isinstance(module, nn.MultiheadAttention):
         return True
-    cls: Any = type(module)
+    cls = original_class(module)
     names = _names(cls)
     if names & FUSED:
         return True
     called = cls.__name__.lower()
     return "softmax" in names and ("attn" in called or "attention" in called) and find_projections(module) is not None
+
+
+def original_class(module: nn.Module) -> Any:
+    """The class that a module was written with; a tempered one has a made subclass of it."""
+    cls: Any = type(module)
+    while "_attemper_original" in cls.__dict__:
+        cls = cls._attemper_original
+    return cls
 
 
 @functools.cache

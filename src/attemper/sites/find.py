@@ -88,7 +88,7 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
         mlps=tuple(MlpSite(name, index[mlp_blocks[name]], *mlps[name]) for name in mlps if name in mlp_blocks),
         blocks=tuple(BlockSite(name, tree.modules[name], i) for name, i in index.items()),
         patches=tuple(_patches(tree)),
-        left_alone=left_alone,
+        left_alone={name: reason for name, reason in left_alone.items() if name not in attentions},
         targeted=None if targets is None else _reached(tree, targets),
     )
 

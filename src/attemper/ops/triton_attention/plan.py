@@ -1,0 +1,101 @@
+"""Tile sizes for the kernels, as measured on an H200, and which sizes become compile-time constants.
+
+A cap on the registers of a thread buys more programs per multiprocessor for a few spills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["BackwardPlan", "ForwardPlan", "backward_plan", "forward_plan", "is_static", "padded", "tail"]
+
+STATIC_TOKENS = 1024
+STATIC_SHAPES = 32
+
+_seen: set[tuple[int, int]] = set()
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """m queries × n keys per tile; `fixed`: sweep with a fixed offset first (see `forward.py`)."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    fixed: bool = True
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Programs that own key_n keys walk over queries by key_m; those that own query_m queries over keys by query_n."""
+
+    key_n: int
+    key_m: int
+    query_m: int
+    query_n: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of `width` columns takes.
+
+    >>> padded(64), padded(80), padded(8)
+    (64, 128, 16)
+    """
+    return max(16, 1 << max(width - 1, 0).bit_length())
+
+
+def tail(n: int, block: int, static: bool) -> int:
+    """The size of the tile that holds what n leaves beyond whole blocks.
+
+    >>> tail(197, 64, True), tail(197, 64, False)
+    (16, 64)
+    """
+    return padded(n % block) if static else block
+
+
+def is_static(nq: int, nk: int) -> bool:
+    """Whether the kernels are compiled for exactly these token counts.
+
+    Short sequences gain by it. Data of ever new lengths would compile for ever, so after some lengths the rest share
+    one general kernel.
+    """
+    if max(nq, nk) > STATIC_TOKENS:
+        return False
+    if (nq, nk) not in _seen and len(_seen) < STATIC_SHAPES:
+        _seen.add((nq, nk))
+    return (nq, nk) in _seen
+
+
+def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPlan:
+    """Tiles of the forward kernel; width is the larger of the padded head widths."""
+    tokens = max(nq, nk)
+    if dtype == torch.float32:
+        return ForwardPlan(32, 32, 4, 2) if width <= 64 else ForwardPlan(16, 32, 4, 1)
+    if width > 64:
+        return ForwardPlan(64, 32, 4, 3, registers=168)
+    if tokens <= 128:
+        return ForwardPlan(64, 64, 4, 2, registers=64 if width <= 32 else None, fixed=False)
+    if tokens <= 256:
+        return ForwardPlan(128, 32, 4, 3, registers=168)
+    return ForwardPlan(64, 64, 4, 3, registers=None if tokens <= 768 else 128)
+
+
+def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> BackwardPlan:
+    """Tiles of the backward kernel."""
+    tokens = max(nq, nk)
+    if dtype == torch.float32:
+        return BackwardPlan(32, 32, 32, 32, 4, 1) if width <= 64 else BackwardPlan(16, 16, 16, 16, 4, 1)
+    if width > 64:
+        return BackwardPlan(64, 32, 64, 32, 4, 2)
+    if tokens <= 128:
+        return BackwardPlan(64, 32, 64, 64, 4, 1, registers=80 if width <= 32 else 128)
+    if tokens <= 256:
+        return BackwardPlan(64, 32, 64, 32, 4, 3, registers=128)
+    return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)

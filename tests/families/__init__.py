@@ -1,0 +1,40 @@
+"""One small random model of every family that Attemper promises to work on, with an input that it takes.
+
+Nothing is downloaded. Every model has its own dropout switched off, so that whatever differs between two training
+passes is Attemper's doing.
+"""
+
+from families.base import Family, Inputs, build, call, image, noise, pixels
+from families.timm_models import TIMM, VIT, timm_model
+from families.torch_models import OTHERS, HandWritten, HandWrittenModel, SelfAttention
+from families.transformers_models import HF_IMAGE, TRANSFORMERS, build_detr, hf
+
+__all__ = [
+    "FAMILIES",
+    "HF_IMAGE",
+    "OTHERS",
+    "TIMM",
+    "TRANSFORMERS",
+    "VIT",
+    "Family",
+    "HandWritten",
+    "HandWrittenModel",
+    "Inputs",
+    "SelfAttention",
+    "build",
+    "build_detr",
+    "call",
+    "family",
+    "hf",
+    "image",
+    "noise",
+    "pixels",
+    "timm_model",
+]
+
+FAMILIES = [*TIMM, *TRANSFORMERS, *OTHERS]
+
+
+def family(name: str) -> Family:
+    """The family of this name."""
+    return next(family for family in FAMILIES if family.name == name)

@@ -1,0 +1,262 @@
+"""The contracts that users can lean on, for every family of models and every recipe."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.ops import draw_seed, keep_mask
+from attemper.sites import find_sites
+from contracts import (
+    COMPOSED,
+    COPIES,
+    SCHEDULED,
+    assert_same,
+    blocks_of,
+    checkpoint_blocks,
+    evaluate,
+    every_family,
+    every_recipe,
+    fingerprint,
+    gradients,
+    original,
+    tempered,
+    train,
+    train_with_gradients,
+)
+from families import Family, call, family
+
+
+# ----------------------------------------------------------------------------------------------------------- eval mode
+@every_recipe
+@every_family
+def test_eval_output_is_the_originals_bit_for_bit(family: Family, recipe: str) -> None:
+    before = evaluate(original(family), family)
+    model, handle = tempered(family, recipe)
+    assert_same(evaluate(model, family), before)
+    for made in COPIES.values():
+        assert_same(evaluate(made(model), family), before)
+    handle.remove()
+    assert_same(evaluate(model, family), before)
+
+
+@every_recipe
+@every_family
+def test_eval_output_is_the_originals_after_any_number_of_training_passes(family: Family, recipe: str) -> None:
+    twin = original(family)  # sees the same passes: batch norm counts them, tempered or not
+    model, handle = tempered(family, recipe)
+    for _ in range(2):
+        train(twin, family)
+        train(model, family)
+        assert_same(evaluate(model, family), evaluate(twin, family))
+    handle.remove()
+    assert_same(evaluate(model, family), evaluate(twin, family))
+
+
+@every_family
+def test_eval_output_is_the_originals_while_gradients_are_recorded(family: Family) -> None:
+    twin, (model, _) = original(family).eval(), tempered(family, COMPOSED)
+    model.eval()
+    got, wanted = call(model, family.inputs()), call(twin, family.inputs())
+    assert_same(got, wanted)
+    assert_same(gradients(model, got), gradients(twin, wanted))
+
+
+@pytest.mark.parametrize("name", ["timm-vit", "timm-swin", "hf-vit", "torchvision-vit", "nn-encoder", "hand-written"])
+def test_exported_eval_model_holds_nothing_of_attemper(name: str) -> None:
+    model, _ = tempered(family(name), COMPOSED)
+    inputs = family(name).inputs()
+    args = inputs.pop("args", ())
+    with torch.no_grad():
+        exported = torch.export.export(model.eval(), args, inputs)
+    assert "attemper" not in str(exported.graph)
+    assert len(exported.graph.nodes) == len(
+        torch.export.export(original(family(name)).eval(), args, inputs).graph.nodes
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- training mode
+@every_recipe
+@every_family
+def test_training_output_is_tempered_random_and_repeatable(family: Family, recipe: str) -> None:
+    untempered = train(original(family), family)
+    model, _ = tempered(family, recipe)
+    first, second = train(model, family, seed=1), train(model, family, seed=None)
+    assert not torch.allclose(first, untempered)
+    assert not torch.allclose(first, second)
+    assert_same(train(model, family, seed=1), first)
+
+
+@every_recipe
+@every_family
+def test_copies_draw_the_same_masks(family: Family, recipe: str) -> None:
+    model, _ = tempered(family, recipe)
+    copies = {name: made(model) for name, made in COPIES.items()}
+    wanted = train(model, family)
+    for made in copies.values():
+        assert type(made) is type(model)
+        assert_same(train(made, family), wanted)
+
+
+@every_recipe
+@every_family
+def test_gradients_reach_every_parameter_that_had_one(family: Family, recipe: str) -> None:
+    _, before = train_with_gradients(original(family), family)
+    _, after = train_with_gradients(tempered(family, recipe)[0], family)
+    assert before.keys() == after.keys()
+    assert all(gradient.isfinite().all() for gradient in after.values())
+    felt = [name for name, gradient in before.items() if gradient.abs().max() > 1e-6]
+    assert felt
+    assert [name for name in felt if not after[name].any()] == []
+
+
+@pytest.mark.parametrize("recipe", [SCHEDULED, COMPOSED])
+@every_family
+def test_activation_checkpointing_gives_the_same_gradients(
+    family: Family, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = train_with_gradients(tempered(family, recipe)[0], family)
+    draws = []
+
+    def counted(device: torch.device) -> Tensor:
+        draws.append(device)
+        return draw_seed(device)
+
+    monkeypatch.setattr("attemper.ops.reference.draw_seed", counted)
+    blocks = [block.name for block in find_sites(original(family), family.targets).blocks]
+    model, _ = tempered(family, recipe)
+    checkpoint_blocks(model, blocks)
+    assert_same(train_with_gradients(model, family), wanted)
+    assert len(draws) == 2 * family.attentions, "nothing was recomputed"
+
+
+# ------------------------------------------------------------------------------------------- state dicts and reversing
+@every_recipe
+@every_family
+def test_state_dict_is_unchanged_and_loads_both_ways(family: Family, recipe: str) -> None:
+    plain, (model, _) = original(family), tempered(family, recipe)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    plain.load_state_dict(model.state_dict(), strict=True)
+    moved = evaluate(plain, family)
+    assert_same(evaluate(model, family), moved)
+    fresh, _ = tempered(family, recipe)
+    fresh.load_state_dict(plain.state_dict(), strict=True)
+    assert_same(evaluate(fresh, family), moved)
+
+
+@every_recipe
+@every_family
+def test_remove_leaves_no_trace(family: Family, recipe: str) -> None:
+    twin, model = original(family), original(family)
+    before = fingerprint(model)
+    handle = attemper.apply(model, recipe, targets=family.targets)
+    assert fingerprint(model) != before
+    train(twin, family), train(model, family)
+    handle.remove()
+    assert fingerprint(model) == fingerprint(model.train()) == before
+    assert_same(train_with_gradients(model, family), train_with_gradients(twin, family))
+
+
+# ------------------------------------------------------------------------------------------------- what was put where
+@every_family
+def test_summary_lists_every_site_with_its_rate(family: Family) -> None:
+    _, handle = tempered(family, "dropkey(0.3, schedule=decreasing) + dropattention(0.2)")
+    rows, blocks, L = handle.summary(), blocks_of(family), family.blocks
+    dropkey, dropattention = rows[::2], rows[1::2]
+    assert [row.block for row in dropkey] == [row.block for row in dropattention] == blocks
+    assert [row.rate for row in dropkey] == pytest.approx([0.3 * (L - l) / L for l in blocks])
+    assert [row.rate for row in dropattention] == [0.2] * family.attentions
+    assert {row.method for row in dropkey} == {"dropkey"}
+    assert len({row.site for row in rows}) == family.attentions
+    modules = dict(handle.model.named_modules())
+    assert all(type(modules[row.site]).__name__ == row.module for row in rows)
+
+
+# --------------------------------------------------------------------------------------------------- the random stream
+class Twice(nn.Module):
+    """Two attentions of equal weights on the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.layers = nn.ModuleList([first, copy.deepcopy(first)])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [layer(x, x, x)[0] for layer in self.layers]
+
+
+def test_layers_draw_different_masks() -> None:
+    model, x = Twice(), torch.randn(2, 12, 16)
+    attemper.apply(model, "dropkey(0.3)")
+    first, second = model.train()(x)
+    assert not torch.allclose(first, second)
+    first, second = model.eval()(x)
+    assert_same(first, second)
+
+
+def test_ranks_draw_different_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    vit = family("timm-vit")
+    model, _ = tempered(vit, COMPOSED)
+    alone = train(model, vit)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    outputs = []
+    for rank in range(3):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None, rank=rank: rank)
+        outputs.append(train(model, vit))
+        assert_same(train(model, vit), outputs[-1])
+    assert_same(outputs[0], alone)
+    assert not torch.allclose(outputs[0], outputs[1])
+    assert not torch.allclose(outputs[1], outputs[2])
+    assert not torch.allclose(outputs[0], outputs[2])
+
+
+def by_hand(model: Any, x: Tensor) -> Tensor:
+    """The hand-written model with dropkey(0.2) + dropattention(0.3), spelled out."""
+    for block in model.stack:
+        batch, tokens, width = x.shape
+        qkv = block.to_qkv(block.norm(x)).view(batch, tokens, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        seed = draw_seed(x.device)
+        for lane, p in enumerate((0.2, 0.3)):
+            logits = logits.masked_fill(~keep_mask(seed, logits.shape, p, lane=lane), -torch.inf)
+        assert logits.isfinite().any(-1).all(), "a row lost all of its keys: choose another seed"
+        x = x + block.out((logits.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
+    out: Tensor = model.head(x.mean(1))
+    return out
+
+
+def test_composed_methods_equal_the_two_applied_by_hand() -> None:
+    hand_written = family("hand-written")
+    model = original(hand_written).double()
+    x = torch.randn(2, 10, 48, dtype=torch.float64)
+    torch.manual_seed(5)
+    wanted = by_hand(model, x)
+    attemper.apply(model, "dropkey(0.2) + dropattention(0.3)", targets=hand_written.targets)
+    torch.manual_seed(5)
+    assert_same(model.train()(x), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_composed_methods_equal_the_two_in_the_operator() -> None:
+    class Plain(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = torch.randn(3, 2, 3, 10, 8, dtype=torch.float64)
+    methods = attemper.parse("dropkey(0.2) + dropattention(0.3, rescale=inverted)")
+    model = Plain()
+    attemper.apply(model, methods)
+    torch.manual_seed(3)
+    got = model.train()(q, k, v)
+    torch.manual_seed(3)
+    assert_same(got, attemper.attention(q, k, v, methods=methods, seed=draw_seed(q.device), impl="reference"))

@@ -1,0 +1,76 @@
+"""impl="triton": its kernels in Triton's interpreter, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import attemper
+from attemper.errors import UnsupportedError
+from attemper.methods import DropAttention, DropKey
+from attemper.ops import triton_attention
+from attemper.ops.call import make_call
+from attemper.ops.perturbation import Perturbation
+
+CASES = Path(__file__).with_name("triton_cases.py")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_in_the_interpreter() -> None:
+    # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", str(CASES), "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = subprocess.run(
+        command,
+        env={**environment, "TRITON_INTERPRET": "1"},
+        cwd=CASES.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_importing_attemper_does_not_import_triton() -> None:
+    code = "import sys, attemper; sys.exit(any(name.endswith('triton_attention.forward') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
+    q = torch.randn(1, 2, 4, 16)
+    with pytest.raises(UnsupportedError, match=r"CUDA.*reference"):
+        attemper.attention(q, q, q, methods=[DropKey(0.1)], impl="triton")
+
+
+def _reason(
+    methods: list[Perturbation], width: int = 16, dtype: torch.dtype = torch.float32, mask: bool = False
+) -> str:
+    q = torch.randn(1, 2, 4, width, dtype=dtype)
+    bias = torch.zeros(4, 4) if mask else None
+    call = make_call(q, q, q, bias, False, None, methods, None)
+    return triton_attention._refuse_methods(call) or triton_attention._refuse_tensors(call) or ""
+
+
+def test_refusals_name_what_is_unsupported() -> None:
+    assert _reason([DropKey(0.1)]) == ""
+    assert "not 20" in _reason([DropKey(0.1)], width=20)
+    assert "not 136" in _reason([DropKey(0.1)], width=136)
+    assert "float64" in _reason([DropKey(0.1)], dtype=torch.float64)
+    assert "additive" in _reason([DropKey(0.1)], mask=True)
+    assert "dropattention" in _reason([DropAttention(0.1, rescale="inverted")])
+    assert "share=queries" in _reason([DropKey(0.1, share="queries")])
+    assert "one method at most" in _reason([DropKey(0.1), DropKey(0.2)])
+
+
+def test_auto_on_a_cpu_says_why_the_kernels_do_not_serve() -> None:
+    q = torch.randn(1, 2, 4, 16)
+    verdicts = {verdict.name: verdict for verdict in attemper.implementations(q, q, q, methods=[DropKey(0.1)])}
+    assert not verdicts["triton"].serves
+    assert "CUDA" in verdicts["triton"].reason
+    assert verdicts["reference"].chosen
