@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, ImageMap, Penalty, TokenMap, Tokens
+from attemper.methods.kinds import BlockMap, BranchMap, ImageMap, Penalty, SkipRemover, TokenMap, Tokens
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream
 from attemper.patching import Action, Control, Entry
@@ -171,28 +171,49 @@ class ImageAction(Action):
 
 @dataclass
 class SkipAction(Action):
-    """Removes skip connections of a block."""
+    """Acts where a block adds its branches to the residual stream: removes the skip, or changes the branch."""
 
     control: Control
     place: Place
+    method: Method
     attentions: int
     mlps: int
     """How many attentions and MLPs the block has; each of them has a skip."""
-    removes: tuple[bool, bool]
+    layout: Layout
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.method = methods[self.method.name].at(self.place)
 
     def acts(self, training: bool) -> bool:
-        return self.control.when != "never"
+        if isinstance(self.method, SkipRemover):
+            return self.control.when != "never"
+        return self.control.on(training) and not self.method.idle
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        skips = Skips(tensors(args, kwargs), self.attentions, self.removes)
+        skips = Skips(tensors(args, kwargs), self)
         with skips:
             out = forward(*args, **kwargs)
         expected = self.attentions + self.mlps
         if skips.met != expected:
             raise UnmetError(
-                f"skipless found {skips.met} skip connections in '{self.place.name}' ({type(module).__name__}), where "
-                f"{expected} were expected: the block adds its branches in a way that is not understood."
+                f"{self.method.name} found {skips.met} skip connections in '{self.place.name}' "
+                f"({type(module).__name__}), where {expected} were expected: the block adds its branches in a way that "
+                "is not understood. Leave it out with targets=."
             )
+        return out
+
+    def add(self, func: Any, args: Any, branch: Tensor, attention: bool) -> Tensor:
+        """The sum of stream and branch, or what the method makes of it."""
+        out: Tensor
+        if isinstance(self.method, SkipRemover):
+            out = branch if self.method.removes(self.place)[0 if attention else 1] else func(*args)
+            return out
+        swap = self.layout == "sequence_first" and branch.dim() == 3
+        mapped = cast(BranchMap, self.method).map_branch(
+            branch.transpose(0, 1) if swap else branch, Stream(draw_seed(branch.device))
+        )
+        mapped = mapped.transpose(0, 1) if swap else mapped
+        out = func(*(mapped if arg is branch else arg for arg in args))
         return out
 
 
@@ -202,20 +223,19 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 
 class Skips(TorchFunctionMode):
-    """Watches a block's residual stream; where a branch is added to it, lets the branch alone go on."""
+    """Watches a block's residual stream, and hands over where a branch is added to it."""
 
-    def __init__(self, streams: list[Tensor], attentions: int, removes: tuple[bool, bool]) -> None:
+    def __init__(self, streams: list[Tensor], action: SkipAction) -> None:
         super().__init__()
         self.streams = streams
-        self.attentions = attentions
-        self.removes = removes
+        self.action = action
         self.met = 0
         self.worked = False
         """Whether the branch was computed since the last skip: a position that is added before it is no skip."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (ATTENTION if self.met < self.attentions else LAYERS):
+        if func in (ATTENTION if self.met < self.action.attentions else LAYERS):
             self.worked = True
         elif (
             self.worked
@@ -233,12 +253,11 @@ class Skips(TorchFunctionMode):
         return out
 
     def skip(self, func: Any, branch: Tensor, args: Any) -> Tensor:
-        """One skip connection: the sum, or the branch alone."""
-        attention, mlp = self.removes
-        remove = attention if self.met < self.attentions else mlp
+        """One skip connection."""
+        attention = self.met < self.action.attentions
         self.met += 1
         self.worked = False
-        out: Tensor = branch if remove else func(*args)
+        out = self.action.add(func, args, branch, attention)
         self.streams = [out]
         return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attemper.errors import ConflictError
-from attemper.methods import Consistency, DropAttention, DropPath, ExplicitDropout, Method, RDrop, Skipless
+from attemper.methods import Consistency, DropAttention, DropHead, DropPath, ExplicitDropout, Method, RDrop, Skipless
 from attemper.recipe import describe
 
 __all__ = ["check_composition"]
@@ -28,6 +28,8 @@ def _why_not(one: Method, other: Method) -> str | None:
             "explicit(av=…) needs rows of attention that sum to 1, and dropattention(rescale=inverted) leaves them "
             "uneven; use rescale=normalize or another component"
         )
+    if isinstance(one, ExplicitDropout) and one.av and isinstance(other, DropHead):
+        return "explicit(av=…) needs rows of attention that sum to 1, and drophead scales them; use another component"
     if isinstance(one, Skipless) and isinstance(other, DropPath):
         return "droppath drops branches and relies on the skip connection that skipless removes: tokens would be zero"
     return None

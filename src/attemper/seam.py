@@ -151,7 +151,7 @@ class Doors(TorchFunctionMode):
             query, key, value = _four_axes(query), _four_axes(key), _four_axes(value)
             attn_mask = None if attn_mask is None else _four_axes(attn_mask)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
-        methods = with_own_dropout(self.methods, dropout_p)
+        methods = self.with_own_dropout(dropout_p)
         impl = cast(Any, self.action.impl)
         out = attention(
             query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, methods=methods, impl=impl
@@ -165,7 +165,7 @@ class Doors(TorchFunctionMode):
         self.map_multihead_weights(call)
         q, k, v, mask = project_heads(call)
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
-        methods = with_own_dropout(self.methods, call.dropout_p if call.training else 0.0)
+        methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
         weights = None
         if call.need_weights:
             if action.impl not in ("auto", "reference"):
@@ -220,6 +220,17 @@ class Doors(TorchFunctionMode):
         out: Tensor = func(input, other)
         self.penalise(out, weights=input)
         return out
+
+    def with_own_dropout(self, dropout_p: float) -> tuple[Perturbation, ...]:
+        """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""
+        if dropout_p == 0.0:
+            return self.methods
+        if any(getattr(method, "av", 0.0) for method in self.penalties):
+            raise ConflictError(
+                f"explicit(av=…) needs rows of attention that sum to 1, and '{self.action.place.name}' has attention "
+                f"dropout of its own ({dropout_p}); build the model without it or use another component"
+            )
+        return (*self.methods, DropAttention(dropout_p, rescale="inverted"))
 
     # ------------------------------------------------------------------------------- projections, weights and padding
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -326,11 +337,6 @@ def is_attention_softmax(input: Any, dim: int | None = None, *_: Any, **__: Any)
 def are_four_axes(input: Any, other: Any, *_: Any, **__: Any) -> bool:
     """Whether both factors of a product have a batch and a head axis."""
     return bool(input.dim() == 4 and other.dim() == 4)
-
-
-def with_own_dropout(methods: tuple[Perturbation, ...], dropout_p: float) -> tuple[Perturbation, ...]:
-    """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""
-    return methods if dropout_p == 0.0 else (*methods, DropAttention(dropout_p, rescale="inverted"))
 
 
 def _three_axes(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -311,11 +311,7 @@ class Tempered:
             if isinstance(action, AttentionAction):
                 here = [*action.perturbations, *action.penalties, *action.weight_maps]
             else:
-                here = (
-                    [method]
-                    if (method := getattr(action, "method", None)) is not None
-                    else [m for m in self.methods if m.name == "skipless"]
-                )
+                here = [cast(Any, action).method]
             for method in here:
                 rate = method.p if isinstance(method, Scheduled) else None
                 row = Row(name, type(module).__name__, place.block, method.name, rate, str(method))
@@ -325,7 +321,7 @@ class Tempered:
 
     def __str__(self) -> str:
         rows = self.summary()
-        if not rows:
+        if not any(is_tempered(module) for module in self.model.modules()):
             return f"{type(self.model).__name__}: not tempered"
         by_site: dict[str, dict[str, Row]] = {}
         for row in rows:
@@ -336,7 +332,8 @@ class Tempered:
             cells = [_cell(here.get(name)) for name in names]
             first = next(iter(here.values()))
             table.append([str(first.block), site or "(root)", first.module, *cells])
-        lines = [f"{type(self.model).__name__} tempered with {describe(self.methods)}", "", *_aligned(table)]
+        lines = [f"{type(self.model).__name__} tempered with {describe(self.methods)}"]
+        lines += ["", *_aligned(table)] if rows else []
         lines += [f"left alone: {name}, since {reason}" for name, reason in self.left_alone.items()]
         return "\n".join(lines)
 

@@ -24,7 +24,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.broadcast import ContextBroadcast
 from attemper.methods.droppath import DropPath
 from attemper.methods.feedforward import FeedForwardDropout
-from attemper.methods.kinds import BlockMap, ImageMap, LossTerm, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.methods.kinds import BlockMap, BranchMap, ImageMap, LossTerm, Penalty, SkipRemover, TokenMap, WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.owndropout import active_dropout, own_drop_path, own_mlp_dropout
 from attemper.patching import Action, Control
@@ -83,8 +83,11 @@ class Wiring:
             raise NoSiteError(self.nothing(method, "feed-forward networks"))
         if isinstance(method, ImageMap) and not positions and not self.patches:
             raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
-        if (isinstance(method, BlockMap | SkipRemover) or "entry" in positions) and not self.blocks:
+        if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
             raise NoSiteError(self.nothing(method, "blocks"))
+        if isinstance(method, SkipRemover) and not self.mlps:
+            if not any(method.removes(self.block_place(block.index, block.name))[0] for block in self.blocks):
+                raise NoSiteError(self.nothing(method, "feed-forward networks"))
         if isinstance(method, LossTerm):
             self.check_stochastic(method)
         if isinstance(method, Penalty | WeightMap):
@@ -110,10 +113,11 @@ class Wiring:
     def check_projections(self, method: Method) -> None:
         for site in self.sites.attentions:
             wanted = not isinstance(method, Penalty) or method.wants_attention(self.place(site))
-            if wanted and site.projections is None:
+            convolves = isinstance(method, WeightMap) and _convolves(site)
+            if wanted and (site.projections is None or convolves):
                 raise NoSiteError(
                     f"{method.name} needs the Q, K and V projections of '{site.name}' ({type(site.module).__name__}), "
-                    "and they were not found among its layers; leave it out with targets="
+                    "and they were not found among its linear layers; leave it out with targets="
                 )
 
     # -------------------------------------------------------------------------------------------------------- places
@@ -153,11 +157,11 @@ class Wiring:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
                     self.actions.append((patch.module, ImageAction(self.control, place, method, patch.patch)))
-            if isinstance(method, BlockMap | SkipRemover):
+            if isinstance(method, BlockMap | BranchMap | SkipRemover):
                 self.wire_blocks(method)
         if any(self.acts_in_eval(method) for method in self.methods):
             self.switch_off_fast_path()
-        if self.actions:
+        if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
 
     def wire_attention(self) -> None:
@@ -183,7 +187,7 @@ class Wiring:
                 self.actions.append((site.module, action))
 
     def wire_tokens(self, method: Method, kind: TokenMap) -> None:
-        if isinstance(method, FeedForwardDropout | DropPath):
+        if isinstance(method, FeedForwardDropout):
             self.refuse_or_replace(method)
         for position in kind.positions:
             if position == "attention_end":
@@ -205,7 +209,7 @@ class Wiring:
         start = kind.parameter(_channels(layer, side))
         if start is not None:
             reference = next(layer.parameters())
-            action.parameters, action.parameter = self.parameters, f"{method.name}_{len(self.actions)}"
+            action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         self.actions.append((layer, action))
 
@@ -242,17 +246,19 @@ class Wiring:
             self.actions.append((mlp.last, MlpPenaltyAction(self.control, place, method.at(place), "ff2", layout)))
 
     def wire_blocks(self, method: Method) -> None:
+        if isinstance(method, DropPath):
+            self.refuse_or_replace(method)
         for block in self.blocks:
             place = self.block_place(block.index, block.name)
             here = method.at(place)
             if isinstance(method, BlockMap):
                 self.actions.append((block.module, BlockAction(self.control, place, here)))
-            if isinstance(method, SkipRemover) and any(method.removes(place)):
+            if isinstance(method, BranchMap) or (isinstance(method, SkipRemover) and any(method.removes(place))):
                 attentions = sum(site.block == block.index for site in self.sites.attentions)
                 attentions += sum(name.startswith(block.name + ".") for name in self.sites.left_alone)
                 mlps = sum(mlp.block == block.index for mlp in self.sites.mlps)
-                action = SkipAction(self.control, place, attentions, mlps, method.removes(place))
-                self.actions.append((block.module, action))
+                layout = self.layout(block.index, block.module)
+                self.actions.append((block.module, SkipAction(self.control, place, here, attentions, mlps, layout)))
 
     # ------------------------------------------------------------------------------------------- the model's own things
     def refuse_or_replace(self, method: FeedForwardDropout | DropPath) -> None:
@@ -284,3 +290,9 @@ def _channels(layer: nn.Module, side: str) -> int:
         return int(layer.embed_dim)
     weight = getattr(layer, "weight", None)
     return 0 if weight is None else int(weight.shape[0 if side == "output" else 1])
+
+
+def _convolves(site: AttentionSite) -> bool:
+    """Whether a projection is a 1 × 1 convolution, whose weight is not caught."""
+    p = site.projections
+    return p is not None and any(isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v))

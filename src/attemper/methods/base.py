@@ -143,7 +143,9 @@ class Scheduled(Method):
 
     @property
     def idle(self) -> bool:
-        return self.p == 0 and self.schedule == "constant"
+        if isinstance(self.schedule, tuple):
+            return not any(self.schedule)
+        return self.p == 0 and isinstance(self.schedule, str)
 
     def rates(self, blocks: int) -> list[float]:
         """The rate of every block.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,7 +17,8 @@ __all__ = ["Consistency", "RDrop", "divergence"]
 
 def divergence(first: Tensor, second: Tensor) -> Tensor:
     """KL(softmax first ‖ softmax second) over the last axis, mean over everything else: a scalar."""
-    p, q = F.log_softmax(first.float(), -1), F.log_softmax(second.float(), -1)
+    dtype = torch.promote_types(first.dtype, torch.float32)
+    p, q = F.log_softmax(first, -1, dtype=dtype), F.log_softmax(second, -1, dtype=dtype)
     return (p.exp() * (p - q)).sum(-1).mean()
 
 

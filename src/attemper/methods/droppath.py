@@ -8,14 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from attemper.methods.base import Paper, Scheduled, check_flag
-from attemper.methods.kinds import Position, TokenMap, Tokens, inverted
+from attemper.methods.kinds import BranchMap, inverted
 from attemper.ops.stream import Stream
 
 __all__ = ["DropPath"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DropPath(Scheduled, TokenMap):
+class DropPath(Scheduled, BranchMap):
     """Drop the attention branch and the MLP branch of a block, each sample by itself; survivors are divided by 1 − p.
 
     p, schedule, match: how much, in which block (see `Scheduled`).
@@ -33,10 +33,6 @@ class DropPath(Scheduled, TokenMap):
         super().__post_init__()
         check_flag("replace", self.replace)
 
-    @property
-    def positions(self) -> tuple[Position, ...]:
-        return ("attention_end", "mlp_end")
-
-    def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
-        assert stream is not None
-        return inverted(x, stream.keep((x.shape[0], 1, 1, 1), self.p)[:, 0], self.p)
+    def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
+        keep = stream.keep((branch.shape[0], 1, 1, 1), self.p)
+        return inverted(branch, keep.view(-1, *([1] * (branch.dim() - 1))), self.p)

@@ -14,6 +14,7 @@ from attemper.ops.stream import Stream
 __all__ = [
     "AttentionRecord",
     "BlockMap",
+    "BranchMap",
     "ImageMap",
     "LossTerm",
     "Penalty",
@@ -72,6 +73,13 @@ class BlockMap:
     """Maps what went into a block and what came out of it; acts in training."""
 
     def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
+        raise NotImplementedError
+
+
+class BranchMap:
+    """Maps a residual branch (B, …) before it is added to the stream; acts in training."""
+
+    def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
 
 

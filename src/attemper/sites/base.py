@@ -15,7 +15,7 @@ class Geometry:
 
     grid: tuple[int, int]
     prefix: int = 0
-    class_token: bool = False
+    class_token: bool = field(default=False, compare=False)
     """Whether the first of the prefix tokens is a class token."""
 
 
