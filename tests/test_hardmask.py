@@ -132,7 +132,7 @@ def test_a_row_with_fewer_allowed_keys_than_k_offers_all_of_them():
 @pytest.mark.parametrize("kind", ["padding", "causal", "float"])
 @pytest.mark.parametrize("fill", ["zero", "neg_inf"])
 def test_a_masked_out_key_is_never_among_them(kind, fill):
-    q, k, v = inputs((2, 3, 12, 12))
+    q, k, _ = inputs((2, 3, 12, 12))
     eye = torch.eye(12, dtype=q.dtype).expand(2, 3, 12, 12)
     allowed = torch.ones(12, 12, dtype=torch.bool)
     options = {}

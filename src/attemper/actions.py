@@ -81,7 +81,7 @@ class TokenAction(Action):
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
-        stream = Stream(draw_seed(x.device)) if self.method.stochastic else None
+        stream = Stream(draw_seed(x)) if self.method.stochastic else None
         return from_tokens(method.map_tokens(tokens, Tokens(real, parameter), stream), x, self.layout)
 
 
@@ -149,7 +149,7 @@ class BlockAction(Action):
         before = next((x for x in tensors(args, kwargs) if x.shape == after.shape), None)
         if before is None:  # a block that changes the shape of its tokens cannot be skipped
             return out
-        mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after.device)))
+        mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after)))
         return (mapped, *out[1:]) if isinstance(out, tuple) else mapped
 
 
@@ -210,7 +210,7 @@ class SkipAction(Action):
             return out
         swap = self.layout == "sequence_first" and branch.dim() == 3
         mapped = cast(BranchMap, self.method).map_branch(
-            branch.transpose(0, 1) if swap else branch, Stream(draw_seed(branch.device))
+            branch.transpose(0, 1) if swap else branch, Stream(draw_seed(branch))
         )
         mapped = mapped.transpose(0, 1) if swap else mapped
         out = func(*(mapped if arg is branch else arg for arg in args))

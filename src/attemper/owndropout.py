@@ -14,7 +14,7 @@ Own = tuple[str, nn.Module, str, float]
 """The module's name, the module, the attribute that holds the rate, and the rate."""
 
 PATHS = {"DropPath": "drop_prob", "StochasticDepth": "p"}
-FUNCTIONAL = ("activation_dropout",)
+FUNCTIONAL = ("activation_dropout", "dropout")
 
 
 def _rate(module: nn.Module, attribute: str) -> float:
@@ -35,16 +35,16 @@ def own_drop_path(model: nn.Module) -> list[Own]:
 def own_mlp_dropout(model: nn.Module, sites: Sites) -> list[Own]:
     """Dropout with a rate above 0 on the hidden or output activations of an MLP."""
     names = {module: name for name, module in model.named_modules()}
-    found: dict[nn.Module, Own] = {}
+    found: dict[tuple[nn.Module, str], Own] = {}
     for mlp in sites.mlps:
         for layer in (*mlp.firsts, mlp.last):
             holder = names[layer].rpartition(".")[0]
             for name, module in _dropouts(model.get_submodule(holder), holder):
-                found[module] = (name, module, "p", _rate(module, "p"))
+                found[module, "p"] = (name, module, "p", _rate(module, "p"))
             owner = model.get_submodule(holder)
             for attribute in FUNCTIONAL:
                 if _rate(owner, attribute) > 0:
-                    found[owner] = (holder, owner, attribute, _rate(owner, attribute))
+                    found[owner, attribute] = (holder, owner, attribute, _rate(owner, attribute))
     return list(found.values())
 
 

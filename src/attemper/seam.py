@@ -207,7 +207,7 @@ class Doors(TorchFunctionMode):
     def blurred_product(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
         """Before the third door: QKᵀ, whose keys are blurred here, so that no position bias is."""
         self.blurred = True
-        seed = draw_seed(input.device)
+        seed = draw_seed(input)
         keys = other.transpose(-2, -1)
         for lane, method in enumerate(self.blurs):
             keys = method.perturb_keys(keys, None, False, Stream(seed, lane))
@@ -246,11 +246,11 @@ class Doors(TorchFunctionMode):
                 if name != "out":
                     rows = slice(None) if projection.rows is None else slice(*projection.rows)
                     self.seen[name] = (input, None if bias is None else bias[rows])
-        return F.linear(input, self.map_weight(weight) if ours else weight, bias)
+        return F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
 
-    def map_weight(self, weight: Tensor) -> Tensor:
+    def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
         for method in self.maps:
-            weight = method.map_weight(weight, Stream(draw_seed(weight.device)))
+            weight = method.map_weight(weight, Stream(draw_seed(input)))
         return weight
 
     def map_multihead_weights(self, call: MultiheadArguments) -> None:
@@ -259,7 +259,7 @@ class Doors(TorchFunctionMode):
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
             weight = getattr(call, name)
             if weight is not None:
-                setattr(call, name, self.map_weight(weight))
+                setattr(call, name, self.map_weight(weight, call.query))
 
     def note_multihead(self, call: MultiheadArguments) -> None:
         biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)

@@ -37,7 +37,7 @@ def attention_weights(call: Call) -> Tensor:
     with torch.autocast(call.q.device.type, enabled=False):
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         q, k = call.q.to(dtype), _for_each_query_head(call.k.to(dtype), call)
-        drawn = draw(call.methods, call.seed, call.q.device)
+        drawn = draw(call.methods, call.seed, call.q)
         row_wise = call.differs_between_queries
         if not row_wise:
             for method, stream in drawn:
@@ -56,11 +56,11 @@ def _for_each_query_head(t: Tensor, call: Call) -> Tensor:
     return t if groups == 1 else t.repeat_interleave(groups, 1)
 
 
-def draw(methods: Sequence[Perturbation], seed: Tensor | None, device: torch.device) -> Drawn:
+def draw(methods: Sequence[Perturbation], seed: Tensor | None, like: Tensor) -> Drawn:
     """Each method with its lane of the call's stream, in the order in which they act."""
     if not methods:
         return []
-    start = draw_seed(device) if seed is None else seed
+    start = draw_seed(like) if seed is None else seed
     drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
     return sorted(drawn, key=lambda pair: pair[0].order)
 
@@ -84,7 +84,7 @@ def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tu
 
 def perturbed_softmax(logits: Tensor, methods: Sequence[Perturbation]) -> Tensor:
     """Softmax over keys with every method applied, for logits that hold their masks already."""
-    return perturb(logits, reachable(logits), draw(methods, None, logits.device))
+    return perturb(logits, reachable(logits), draw(methods, None, logits))
 
 
 def perturb(logits: Tensor, allowed: Tensor | None, drawn: Drawn) -> Tensor:

@@ -35,7 +35,7 @@ def attention(call: Call) -> Tensor:
         mask = mask.to(call.q.dtype)
     drawn = []
     if call.methods:
-        seed = draw_seed(call.q.device) if call.seed is None else call.seed
+        seed = draw_seed(call.q) if call.seed is None else call.seed
         drawn = [(method, Stream(seed, lane)) for lane, method in enumerate(call.methods)]
     for method, stream in drawn:
         k = method.perturb_keys(k, call.real_keys, call.is_causal, stream)

@@ -16,25 +16,35 @@ __all__ = ["draw_seed", "seed_tensor"]
 RANK_STEP = 0x2545F4914F6CDD1D  # odd, so that different ranks never share a seed
 
 
-def _draw(*, device: torch.device) -> Tensor:
+def _draw(after: Tensor | None = None, *, device: torch.device) -> Tensor:
     seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         seed = seed + ((torch.distributed.get_rank() * RANK_STEP + 2**63) % 2**64 - 2**63)
     return seed
 
 
-def _draw_fake(*, device: torch.device) -> Tensor:
+def _draw_fake(after: Tensor | None = None, *, device: torch.device) -> Tensor:
     return torch.empty((), dtype=torch.int64, device=device)
 
 
-torch.library.define("attemper::draw_seed", "(*, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+torch.library.define(
+    "attemper::draw_seed", "(Tensor? after=None, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
 torch.library.impl("attemper::draw_seed", "CompositeExplicitAutograd", _draw)
 torch.library.register_fake("attemper::draw_seed", _draw_fake)
 
 
-def draw_seed(device: torch.device) -> Tensor:
-    """A fresh 0-dim int64 seed from the default generator of `device`; distributed ranks get different ones."""
-    seed: Tensor = torch.ops.attemper.draw_seed(device=device)
+def draw_seed(where: torch.device | Tensor) -> Tensor:
+    """A fresh 0-dim int64 seed from the default generator of a device; distributed ranks get different ones.
+
+    where: the device, or a tensor on it. Under a compiler, which may move operators that do not depend on each other,
+        a tensor keeps the draws of successive layers in their order: the draw then comes after it.
+    """
+    seed: Tensor
+    if isinstance(where, Tensor):
+        seed = torch.ops.attemper.draw_seed(where.detach(), device=where.device)
+    else:
+        seed = torch.ops.attemper.draw_seed(device=where)
     return seed
 
 

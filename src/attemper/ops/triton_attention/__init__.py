@@ -81,6 +81,6 @@ def attention(call: Call) -> Tensor:
     for method in call.methods:
         rate = method.independent_drop
         assert rate is not None
-        seed = draw_seed(device) if call.seed is None else call.seed
+        seed = draw_seed(call.q) if call.seed is None else call.seed
         table = drop_table(seed, _limit(rate, device), k.shape[2])
     return fused_attention(q, k, v, mask, table, call.scale, call.is_causal)
