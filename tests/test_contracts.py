@@ -136,6 +136,20 @@ def test_activation_checkpointing_gives_the_same_gradients(
     assert len(draws) == 2 * family.attentions, "nothing was recomputed"
 
 
+@pytest.mark.parametrize("name", ["timm-vit", "timm-beit", "timm-swin", "hf-bert", "nn-encoder", "nn-mha"])
+def test_mixed_precision_stays_what_it_was(name: str) -> None:
+    plain, (model, handle) = original(family(name)), tempered(family(name), COMPOSED)
+    # Without oneDNN, which takes bfloat16 instructions for granted on virtual machines that have none.
+    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):
+        wanted, got = train(plain, family(name)), train(model, family(name))
+        assert got.dtype == wanted.dtype
+        assert got.isfinite().all()
+        assert_same(train(model, family(name)), got)
+        assert gradients(model, got).keys() == gradients(plain, wanted).keys()
+        handle.set_rate(1e-9)  # attention is ours, and nothing is dropped
+        assert_same(train(model, family(name)).float(), wanted.float(), rtol=0.05, atol=0.05)
+
+
 # ------------------------------------------------------------------------------------------- state dicts and reversing
 @every_recipe
 @every_family
@@ -184,19 +198,20 @@ def test_summary_lists_every_site_with_its_rate(family: Family) -> None:
 
 # --------------------------------------------------------------------------------------------------- the random stream
 class Twice(nn.Module):
-    """Two attentions of equal weights on the same input."""
+    """Two attentions of equal weights, or one that is used twice, on the same input."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
         super().__init__()
         first = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.layers = nn.ModuleList([first, copy.deepcopy(first)])
+        self.layers = nn.ModuleList([first, first if shared else copy.deepcopy(first)])
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [layer(x, x, x)[0] for layer in self.layers]
 
 
-def test_layers_draw_different_masks() -> None:
-    model, x = Twice(), torch.randn(2, 12, 16)
+@pytest.mark.parametrize("shared", [False, True])
+def test_layers_draw_different_masks(shared: bool) -> None:
+    model, x = Twice(shared), torch.randn(2, 12, 16)
     attemper.apply(model, "dropkey(0.3)")
     first, second = model.train()(x)
     assert not torch.allclose(first, second)

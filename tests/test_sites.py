@@ -366,6 +366,16 @@ def test_a_model_inside_a_users_module_keeps_grid_and_depth(name: str) -> None:
     assert len(sites.mlps) == len(before.mlps), "a classifier of two layers is no block's MLP"
 
 
+def test_a_users_subclass_of_a_librarys_model_keeps_its_grid() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    class Mine(VisionTransformer):
+        pass
+
+    model = Mine(**VIT)
+    assert {site.geometry for site in find_sites(model).attentions} == {Geometry((4, 4), prefix=1)}
+
+
 class Strips:
     """Another package's adapter: it knows the grid of one class and calls another one no attention."""
 
