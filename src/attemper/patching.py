@@ -98,6 +98,8 @@ class Action:
 class ModuleState:
     """What a tempered module carries."""
 
+    original: Any
+    """The class that the module had."""
     actions: list[Action] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
     """Attributes that were changed, with what they were."""
@@ -119,19 +121,18 @@ def _starred(around: Any) -> Any:
     return forward
 
 
-def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    state = self.__dict__.get(KEY)
-    if state is None:
-        return super(self._attemper_class, self).forward(*args, **kwargs)
-    return state.run(self, super(self._attemper_class, self).forward, args, kwargs)
-
-
 @functools.cache
 def made_class(original: Any) -> Any:
     """The subclass of `original` that a tempered module gets; one per class, under the original's name."""
+
+    def template(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.__dict__.get(KEY)
+        if state is None or state.original is not original:  # asleep below a class that was put on top since
+            return super(made, self).forward(*args, **kwargs)
+        return state.run(self, super(made, self).forward, args, kwargs)
+
     # Dynamo keeps its compiled entries, and their limit, per code object: every class needs one of its own.
-    forward = FunctionType(_forward.__code__.replace(), _forward.__globals__, "forward")
-    forward.__module__ = __name__
+    forward = FunctionType(template.__code__.replace(), template.__globals__, "forward", closure=template.__closure__)
     # Others ask for the signature: Transformers' Trainer drops every column of a batch that it does not name.
     forward.__dict__["__signature__"] = inspect.signature(original.forward)
 
@@ -148,7 +149,6 @@ def made_class(original: Any) -> Any:
         "__doc__": original.__doc__,
     }
     made: Any = type(original)(original.__name__, (original,), body)
-    made._attemper_class = made
     made._attemper_original = original
     return made
 
@@ -164,7 +164,7 @@ def _state(module: nn.Module) -> ModuleState:
     if KEY not in module.__dict__:
         original: Any = type(module)
         module.__class__ = made_class(original)
-        module.__dict__[KEY] = ModuleState()
+        module.__dict__[KEY] = ModuleState(original)
     state: ModuleState = module.__dict__[KEY]
     return state
 

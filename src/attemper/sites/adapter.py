@@ -22,8 +22,8 @@ class Adapter(Protocol):
 
 
 def from_library(module: nn.Module, library: str) -> bool:
-    """Whether a module's class comes from `library`."""
-    return type(module).__module__.partition(".")[0] == library
+    """Whether a module's class, or one that it was derived from, comes from `library`."""
+    return any(cls.__module__.partition(".")[0] == library for cls in type(module).__mro__)
 
 
 def pair(value: object) -> tuple[int, int] | None:
