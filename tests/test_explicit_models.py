@@ -149,6 +149,34 @@ def test_cross_attention_takes_queries_and_keys_from_their_own_tokens():
             assert rows[where, component] == pytest.approx(square.item() / (2 * 2 * tokens), rel=1e-4)
 
 
+@pytest.mark.parametrize("expectation", ["paper", "exact", "inverted"])
+@pytest.mark.parametrize("heads", ["per_head", "joint"])
+def test_keys_that_several_query_heads_share_count_for_each_of_them(heads, expectation):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    torch.manual_seed(0)
+    grouped, full = (
+        transformers.Qwen2ForCausalLM(transformers.Qwen2Config(vocab_size=20, num_key_value_heads=n, **sizes)).train()
+        for n in (2, 4)
+    )
+    state = grouped.state_dict()
+    for name, value in state.items():
+        if "k_proj" in name or "v_proj" in name:
+            value.add_(0.1)  # biases start at zero
+            state[name] = value.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
+    full.load_state_dict(state)
+    rows = []
+    for model in (grouped, full):
+        options = {"p": P, "heads": heads, "expectation": expectation}
+        tempered = attemper.apply(model, ExplicitDropout(q=1, k=1, v=1, av=1, **options))
+        model(torch.arange(10).view(2, 5))
+        rows.append({(row.block, row.component): row.value for row in tempered.penalties()})
+    for (block, component), value in rows[0].items():
+        factor = 2 if component == "v" else 1  # the projection itself is half as large
+        assert rows[1][block, component] == pytest.approx(factor * value, rel=1e-4), component
+
+
 def test_ff_sets_both_layers_and_lists_set_each_block():
     family = FAMILY["timm-vit"]
     inputs = family.inputs()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.errors import ConflictError
+from attemper.errors import ConflictError, UnmetError
 from attemper.patching import is_tempered, state_of
 from attemper.seam import AttentionAction
 from families import FAMILIES, build, call
@@ -147,13 +147,14 @@ def test_a_penalty_leaves_the_output_as_it_is():
 
 # ------------------------------------------------------------------------------------------- once, whatever runs it
 class Checkpointed(nn.Module):
-    def __init__(self, inner):
+    def __init__(self, inner, reentrant=False):
         super().__init__()
         self.layers = inner.layers
+        self.reentrant = reentrant
 
     def forward(self, x):
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False)
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
         return x
 
 
@@ -168,6 +169,14 @@ def test_once_under_activation_checkpointing(expectation):
     assert penalty == pytest.approx(expected[0])
     assert_same(grads, expected[2])
     assert tempered.penalty().item() == 0.0, "the recomputed pass counts nothing"
+
+
+def test_reentrant_checkpointing_is_an_error_and_not_silence():
+    model = Checkpointed(encoder(), reentrant=True)
+    attemper.apply(model, RECIPE)
+    out = model(tokens().requires_grad_())
+    with pytest.raises(UnmetError, match=r"'layers.1.* is checkpointed with use_reentrant=True.*use_reentrant=False"):
+        out.sum().backward()
 
 
 def test_once_per_comparison_under_activation_checkpointing():

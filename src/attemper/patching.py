@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attemper.errors import UnmetError
 from attemper.methods.base import Method
 
 __all__ = ["KEY", "Action", "Control", "ModuleState", "add_action", "is_tempered", "override", "restore", "state_of"]
@@ -72,6 +73,11 @@ class Control:
             return
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             self.ledger.append(entry)
+        elif torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+            raise UnmetError(
+                f"'{entry.site}' is checkpointed with use_reentrant=True, where its penalties are known in the backward "
+                "pass only, too late to be counted; use_reentrant=False can count them"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ledger": [], "padding": {}}

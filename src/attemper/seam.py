@@ -317,7 +317,8 @@ class Doors(TorchFunctionMode):
         query, key, value = (_three_axes(x) for x in (query, key, value))
         if b_v is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
             rows = 1.0 if weights is None else weights.sum(-1, keepdim=True)
-            out = out - rows * b_v.view(1, out.shape[1], 1, -1)
+            b_v = b_v.view(1, -1, 1, out.shape[-1])
+            out = out - rows * b_v.repeat_interleave(out.shape[1] // b_v.shape[1], 1)
         matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
         record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale)
         for method in self.penalties:

@@ -70,6 +70,13 @@ def logit_square(
     return total
 
 
+def _for_each_head(weight: Tensor, like: Tensor, heads: int) -> Tensor:
+    """Keys' weight as if every query head had keys of its own, where several share them (grouped-query attention)."""
+    groups = like.shape[0] // weight.shape[0]
+    repeated: Tensor = weight.unflatten(0, (heads // groups, -1)).repeat_interleave(groups, 0)
+    return repeated.flatten(0, 1)
+
+
 def product_square(left: Tensor, right: Tensor) -> Tensor:
     """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in slices of at most SLICE columns, so that no d × d matrix is built."""
     total = left.new_zeros(())
@@ -100,7 +107,9 @@ def av_square(record: AttentionRecord, p: float, expectation: str) -> Tensor:
     if joint:
         total = total + joint * _wide(record.out).square().sum()
     if own:
-        columns = _wide(record.w_v).unflatten(0, (record.out.shape[1], -1)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
+        heads, width = record.out.shape[1], record.out.shape[-1]
+        columns = _wide(record.w_v).unflatten(0, (-1, width)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
+        columns = columns.repeat_interleave(heads // columns.shape[0], 0)
         u = (_wide(record.value).square() @ columns.T).transpose(1, 2)[..., None]  # (B, H, N, 1)
         total = total + own * _squared_attention(record, u)
     return total
@@ -112,6 +121,7 @@ def _squared_attention(record: AttentionRecord, u: Tensor) -> Tensor:
         assert record.weights is not None
         return (_wide(record.weights).square() @ u).sum()
     q, k = _wide(record.q), _wide(record.k)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     total = u.new_zeros(())
     for start in range(0, q.shape[2], QUERIES):
         total = total + checkpoint(_some_queries, record, q, k, u, start, use_reentrant=False)
@@ -205,9 +215,10 @@ class ExplicitDropout(Method, Penalty):
     def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
         r, p, expectation = record, self.p, self.expectation
         heads = 1 if self.joint else r.out.shape[1]
+        w_k = _for_each_head(r.w_k, r.w_q, r.out.shape[1])
         squares = {
-            "q": lambda: logit_square(r.query, r.key, r.w_q, r.w_k, heads, p, expectation),
-            "k": lambda: logit_square(r.key, r.query, r.w_k, r.w_q, heads, p, expectation),
+            "q": lambda: logit_square(r.query, r.key, r.w_q, w_k, heads, p, expectation),
+            "k": lambda: logit_square(r.key, r.query, w_k, r.w_q, heads, p, expectation),
             "v": lambda: linear_square(r.value, r.w_v, p, expectation),
             "av": lambda: av_square(r, p, expectation),
         }
