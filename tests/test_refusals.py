@@ -63,7 +63,7 @@ def test_a_recipe_that_is_none(recipe: Any) -> None:
     refused(RecipeError, "a recipe is", recipe)
 
 
-@pytest.mark.parametrize("recipe", [["dropkey(0.1)"], [DropKey(0.1), 3], [None]], ids=repr)
+@pytest.mark.parametrize("recipe", [["dropkey(0.1)"], [DropKey(0.1), 3], [None]])
 def test_a_sequence_that_holds_something_else_than_methods(recipe: Any) -> None:
     refused(RecipeError, "among them", recipe)
 
