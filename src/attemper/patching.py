@@ -75,8 +75,8 @@ class Control:
             self.ledger.append(entry)
         elif torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
             raise UnmetError(
-                f"'{entry.site}' is checkpointed with use_reentrant=True, where its penalties are known in the backward "
-                "pass only, too late to be counted; use_reentrant=False can count them"
+                f"'{entry.site}' is checkpointed with use_reentrant=True, where its penalties are known in "
+                "the backward pass only, too late to be counted; use_reentrant=False can count them"
             )
 
     def __getstate__(self) -> dict[str, Any]:
