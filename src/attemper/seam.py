@@ -166,6 +166,9 @@ class Doors(TorchFunctionMode):
         q, k, v, mask = project_heads(call)
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
+        is_causal = call.is_causal and (call.key_padding_mask is None or len(self.blurs) > 0)
+        if is_causal and call.key_padding_mask is None:
+            mask = None  # the hint says that the mask is the causal one; torch takes the hint then, too
         weights = None
         if call.need_weights:
             if action.impl not in ("auto", "reference"):
@@ -173,15 +176,15 @@ class Doors(TorchFunctionMode):
                     f"impl='{action.impl}' gives no attention weights, and '{action.place.name}' is called with "
                     "need_weights=True. impl='reference' does, and so does 'auto'."
                 )
-            weights = attention_weights(make_call(q, k, v, mask, call.is_causal, None, methods, None))
+            weights = attention_weights(make_call(q, k, v, mask, is_causal, None, methods, None))
             out = (weights @ v.to(weights.dtype)).to(q.dtype)
             weights = weights.to(q.dtype)
         else:
             impl = cast(Any, action.impl)
-            out = attention(q, k, v, attn_mask=mask, is_causal=call.is_causal, methods=methods, impl=impl)
+            out = attention(q, k, v, attn_mask=mask, is_causal=is_causal, methods=methods, impl=impl)
         if self.penalties:
             self.note_multihead(call)
-            self.penalise(out, q, k, mask, call.is_causal)
+            self.penalise(out, q, k, mask, is_causal)
         return merge_heads(call, out, weights)
 
     def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:

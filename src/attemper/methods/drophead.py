@@ -19,6 +19,7 @@ def drophead(out: Tensor, keep: Tensor) -> Tensor:
 
     out: (B, H, …); keep: boolean (B, H), True = kept.
 
+    >>> import torch
     >>> drophead(torch.ones(1, 4, 1, 1), torch.tensor([[True, True, False, True]])).flatten().tolist()
     [1.333..., 1.333..., 0.0, 1.333...]
     """
