@@ -68,6 +68,35 @@ def test_eval_output_is_the_originals_while_gradients_are_recorded(family: Famil
     assert_same(gradients(model, got), gradients(twin, wanted))
 
 
+FAST_PATHS = {
+    "nn-encoder": "_transformer_encoder_layer_fwd",
+    "nn-mha": "_native_multi_head_attention",
+    "torchvision-vit": "_native_multi_head_attention",
+}
+
+
+@every_recipe
+@pytest.mark.parametrize("name", FAST_PATHS)
+def test_eval_still_takes_torchs_fast_path(name: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bits are others than the slow path's, and whatever enters a mode or adds a hook in eval switches it off."""
+    plain, (model, handle) = original(family(name)), tempered(family(name), recipe)
+    taken = []
+    kernel = getattr(torch, FAST_PATHS[name])
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        taken.append(name)
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(torch, FAST_PATHS[name], counted)
+    wanted = evaluate(plain, family(name))
+    assert len(taken) == family(name).attentions
+    assert_same(evaluate(model, family(name)), wanted)
+    assert len(taken) == 2 * family(name).attentions
+    with handle.stochastic():
+        assert not torch.allclose(evaluate(model, family(name)), wanted)
+    assert len(taken) == 2 * family(name).attentions, "the fast path passes by the methods"
+
+
 @pytest.mark.parametrize("name", ["timm-vit", "timm-swin", "hf-vit", "torchvision-vit", "nn-encoder", "hand-written"])
 def test_exported_eval_model_holds_nothing_of_attemper(name: str) -> None:
     model, _ = tempered(family(name), COMPOSED)
