@@ -142,8 +142,8 @@ def test_cross_attention_takes_queries_and_keys_from_their_own_tokens():
         memory = inputs["args"][1]
         w_q, w_k, w_v = layer.in_proj_weight.chunk(3)
         for component, square, tokens in (
-            ("q", logit_square(x, memory, w_q, w_k, 3, P, "exact"), 7),
-            ("k", logit_square(memory, x, w_k, w_q, 3, P, "exact"), 10),
+            ("q", logit_square(x, memory, w_q, w_k, layer.num_heads, P, "exact"), 7),
+            ("k", logit_square(memory, x, w_k, w_q, layer.num_heads, P, "exact"), 10),
             ("v", linear_square(memory, w_v, P, "exact"), 10),
         ):
             assert rows[where, component] == pytest.approx(square.item() / (2 * 2 * tokens), rel=1e-4)

