@@ -1,0 +1,111 @@
+"""What a run is: task, model, recipe, seed and budget, small enough to be written into a file and hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal
+
+from attemper.errors import ParameterError, suggestion
+
+__all__ = ["Budget", "RunSpec", "canonical"]
+
+FORMAT = 1
+"""Raised when a run of the same description would give another result than before."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long and how a model is trained. The same for every recipe of a study.
+
+    >>> Budget(epochs=40, lr=5e-4).warmup_epochs
+    5.0
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 1e-3
+    min_lr: float = 1e-5
+    """Where the cosine ends."""
+    warmup_epochs: float = 5.0
+    """Epochs (or a part of one) over which the rate rises linearly from zero."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = 5e-5
+    clip: float | None = None
+    """Largest norm of the whole gradient; none: not clipped."""
+    ema: float | None = None
+    """Decay of a moving average of the weights that is evaluated in their place; none: the weights themselves."""
+    accumulate: int = 1
+    """Batches per optimiser step."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    augment: str = "none"
+    """Augmentations joined by '+', such as 'crop-flip+mixup(0.8)'."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    validation: float = 0.3
+    """Share of the training set that is held out to choose the epoch and the configuration."""
+    loss_bound: float = 1e4
+    """A training loss above it, or one that is not a number, ends the run as diverged."""
+
+    def __post_init__(self) -> None:
+        self._check("epochs", self.epochs >= 1, "at least 1")
+        self._check("batch_size", self.batch_size >= 1, "at least 1")
+        self._check("lr", self.lr > 0, "above 0")
+        self._check("min_lr", self.min_lr >= 0, "at least 0")
+        self._check("warmup_epochs", self.warmup_epochs >= 0, "at least 0")
+        self._check("optimizer", self.optimizer in ("adam", "adamw"), "'adam' or 'adamw'")
+        self._check("weight_decay", self.weight_decay >= 0, "at least 0")
+        self._check("clip", self.clip is None or self.clip > 0, "above 0, or none")
+        self._check("ema", self.ema is None or 0 < self.ema < 1, "between 0 and 1, or none")
+        self._check("accumulate", self.accumulate >= 1, "at least 1")
+        self._check("precision", self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+        self._check("smoothing", 0 <= self.smoothing < 1, "from 0 to below 1")
+        self._check("validation", 0 < self.validation < 1, "between 0 and 1")
+        self._check("loss_bound", self.loss_bound > 0, "above 0")
+
+    def _check(self, name: str, fine: bool, allowed: str) -> None:
+        if not fine:
+            raise ParameterError(f"{name} is {getattr(self, name)!r}; it must be {allowed}.")
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Budget:
+        """The budget written in a plan or in a result; a key that does not exist is refused."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ParameterError(f"A budget has no '{name}'.{suggestion(name, known)} It has: {', '.join(known)}.")
+        return cls(**given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One training run, complete: whoever has the same data gets the same result from it."""
+
+    task: str
+    """Such as 'digits' or 'cifar10'; where the files lie on this machine is not part of it."""
+    model: str
+    """Such as 'vit-cifar', 'vit-cifar(depth=4)' or 'timm:vit_tiny_patch16_224'."""
+    recipe: str
+    """In the form that `attemper.render` gives."""
+    seed: int
+    """Of the split, the initial weights, the batch order and every random draw."""
+    budget: Budget
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> RunSpec:
+        return cls(**{**given, "budget": Budget.from_dict(given["budget"])})
+
+    def key(self, fingerprint: str) -> str:
+        """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included."""
+        whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
+        return hashlib.sha256(canonical(whole).encode()).hexdigest()[:20]
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spare spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
