@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
+def seeded() -> None:
     """Numbers drawn in a test are the same on every run, whichever tests ran before it in the same process."""
     torch.manual_seed(20)
-    yield

@@ -87,6 +87,7 @@ def test_all_of_them_stand_in_one_recipe():
         ("dropkey + consistency + rdrop", "two forms of one comparison; choose one"),
         ("explicit(av=1) + dropattention(0.1, rescale=inverted)", "needs rows of attention that sum to 1"),
         ("explicit(av=1) + drophead(0.1)", "needs rows of attention that sum to 1"),
+        ("explicit(av=1, expectation=exact) + dropkey(0.1)", "needs attention's own weights, and dropkey makes them"),
         ("skipless + droppath(0.1)", "relies on the skip connection that skipless removes"),
         ("dropkey(0.1) + dropkey(0.2)", "'dropkey' stands 2 times"),
     ],
@@ -288,10 +289,8 @@ def test_a_bad_method_behind_good_ones_leaves_it_so_too(name, recipe, error, mes
 def test_too_many_logits_for_the_keys_is_told_when_the_keys_are_known():
     model = build(FAMILY["timm-vit"]).train()
     before = Snapshot(model)
-    tempered = attemper.apply(model, "hardmask(0.1, k=18)")
-    with pytest.raises(ParameterError, match="k=18 is more than the number of keys, 17"):
-        call(model, FAMILY["timm-vit"].inputs())
-    tempered.remove()
+    with pytest.raises(ParameterError, match=r"k=18 is more than the number of keys in 'blocks.0.attn', 17"):
+        attemper.apply(model, "hardmask(0.1, k=18)")
     before.check(model)
 
 

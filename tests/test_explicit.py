@@ -15,7 +15,7 @@ import attemper
 from attemper.methods import AroraDropout, ExplicitDropout, Place
 from attemper.methods.arora import arora
 from attemper.methods.explicit import av_square, linear_square, logit_square, own_square
-from attemper.methods.kinds import AttentionRecord
+from attemper.methods.kinds import AttentionRecord, LayerRecord
 
 HERE = Place(0, 1)
 ATTENTION = ("q", "k", "v", "av")
@@ -52,7 +52,7 @@ def terms(r, **options):
 
 
 def ff_term(x, weight, which="ff1", **options):
-    return ExplicitDropout(ff=1.0, p=P, **options).mlp_terms(which, x, weight, HERE)[which]
+    return ExplicitDropout(ff=1.0, p=P, **options).mlp_terms(which, LayerRecord(x, weight), HERE)[which]
 
 
 # ------------------------------------------------------------------------------------------------- the expectations
@@ -193,7 +193,7 @@ def test_arora_weighs_each_channel_by_its_column():
         float(r.w_q[:, j].square().sum()) * float(r.query[..., j].square().mean()) for j in range(r.query.shape[-1])
     )
     assert arora(r.query, r.w_q, P) == pytest.approx(P / (1 - P) * by_hand, rel=1e-12)
-    mlp = AroraDropout(ff=1, p=P).mlp_terms("ff2", r.query, r.w_q, HERE)
+    mlp = AroraDropout(ff=1, p=P).mlp_terms("ff2", LayerRecord(r.query, r.w_q), HERE)
     assert mlp["ff2"] == pytest.approx(P / (1 - P) * by_hand, rel=1e-12)
 
 
@@ -244,7 +244,7 @@ def test_gradients_are_right(which, expectation):
         if which == "linear":
             return linear_square(query, w_q, P, expectation)
         if which == "logit":
-            return logit_square(query, key, w_q, w_k, 2, P, expectation)
+            return logit_square(query, w_q, query @ w_q.T, key @ w_k.T, 2, P, expectation)
         q, k, v = split(query @ w_q.T, 2), split(key @ w_k.T, 2), split(key @ w_v.T, 2)
         out = weights_of(q, k) @ v
         made = AttentionRecord(query, key, key, w_q, w_k, w_v, out, None, q, k, None, False, None)
@@ -279,7 +279,10 @@ def test_no_penalty_builds_a_square_matrix_per_sample(batch, tokens, width, head
     r = AttentionRecord(x, x, x, *weights, out, None, q, k, None, False, None)
     method = ExplicitDropout(q=1, k=1, v=1, av=1, ff=1, expectation=expectation, heads="joint")
     with Largest() as largest:
-        penalty = sum(method.attention_terms(r, HERE).values()) + method.mlp_terms("ff1", x, weights[0], HERE)["ff1"]
+        penalty = (
+            sum(method.attention_terms(r, HERE).values())
+            + method.mlp_terms("ff1", LayerRecord(x, weights[0]), HERE)["ff1"]
+        )
         penalty.backward()
     assert x.grad is not None
     assert batch * tokens * width <= largest.elements < limit

@@ -142,8 +142,8 @@ def test_cross_attention_takes_queries_and_keys_from_their_own_tokens():
         memory = inputs["args"][1]
         w_q, w_k, w_v = layer.in_proj_weight.chunk(3)
         for component, square, tokens in (
-            ("q", logit_square(x, memory, w_q, w_k, layer.num_heads, P, "exact"), 7),
-            ("k", logit_square(memory, x, w_k, w_q, layer.num_heads, P, "exact"), 10),
+            ("q", logit_square(x, w_q, x @ w_q.T, memory @ w_k.T, layer.num_heads, P, "exact"), 7),
+            ("k", logit_square(memory, w_k, memory @ w_k.T, x @ w_q.T, layer.num_heads, P, "exact"), 10),
             ("v", linear_square(memory, w_v, P, "exact"), 10),
         ):
             assert rows[where, component] == pytest.approx(square.item() / (2 * 2 * tokens), rel=1e-4)
@@ -201,3 +201,64 @@ def test_ff_sets_both_layers_and_lists_set_each_block():
         assert value == pytest.approx(strength * constant[where], rel=1e-5)
     arora_rows = rows("arora(q=1, ff=[0, 1, 0])")
     assert set(arora_rows) == {(0, "q"), (1, "q"), (2, "q"), (1, "ff1"), (1, "ff2")}
+
+
+@pytest.mark.parametrize("names", [("cb(position=mid)", "explicit(ff=1)"), ("ffdropout(0.3)", "arora(ff=1)")])
+def test_the_order_of_a_recipe_does_not_decide_what_a_penalty_sees(names):
+    family = FAMILY["timm-vit"]
+    inputs, values = family.inputs(), []
+    for order in (names, names[::-1]):
+        model = build(family).train()
+        tempered = attemper.apply(model, " + ".join(order))
+        torch.manual_seed(3)
+        call(model, inputs)
+        values.append([row.value for row in tempered.penalties()])
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+class Overwriting(nn.Module):
+    """A block that overwrites what its layers gave, as memory-saving code does, with or without biases."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 2, bias=bias, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(16, 24, bias=bias), nn.ReLU(inplace=True), nn.Linear(24, 16, bias=bias))
+
+    def forward(self, x):
+        x = x + self.attn(x, x, x, need_weights=False)[0]
+        return x + self.mlp(x).mul_(0.5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_are_those_of_the_products_even_if_the_model_overwrites_its_outputs(bias):
+    block = Overwriting(bias).double().train()
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    tempered = attemper.apply(nn.Sequential(block), ExplicitDropout(v=1, ff=1, p=P, reduction="sum"))
+    tempered.model(x)
+    tempered.penalty().backward()
+    given = {name: parameter.grad.clone() for name, parameter in block.named_parameters() if parameter.grad is not None}
+    tempered.remove()
+    block.zero_grad()
+    first, _, last = block.mlp
+    after = x + block.attn(x, x, x, need_weights=False)[0]
+    hidden = first(after).relu()
+    w_v = block.attn.in_proj_weight.chunk(3)[2]
+    products = (x @ w_v.T, after @ first.weight.T, hidden @ last.weight.T)
+    (P * P / 2 * sum(product.square().sum() for product in products)).backward()
+    for name, parameter in block.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(given[name], parameter.grad, atol=1e-12, rtol=1e-10)
+        elif name in given:
+            assert name.endswith("bias"), name
+            assert given[name].abs().max() < 1e-12, f"{name} has no part in the penalty"
+
+
+def test_dropconnect_does_not_change_the_weights_that_are_penalised():
+    family = FAMILY["timm-vit"]
+    first = {}
+    for recipe in ("explicit(v=1)", "dropconnect(0.5) + explicit(v=1)"):
+        model = build(family).train()
+        tempered = attemper.apply(model, recipe)
+        call(model, family.inputs())
+        first[recipe] = tempered.penalties()[0].value
+    assert first["explicit(v=1)"] == pytest.approx(first["dropconnect(0.5) + explicit(v=1)"], rel=1e-5)

@@ -198,6 +198,16 @@ def test_once_under_compilation(plain_step):
     assert_same(grads, plain_step[2])
 
 
+def test_once_under_compilation_of_checkpointed_layers(plain_step):
+    model = Checkpointed(encoder())
+    tempered = attemper.apply(model, RECIPE)
+    penalty, rows, grads = step(model, tempered, torch.compile(model, backend="aot_eager"))
+    assert penalty == pytest.approx(plain_step[0], rel=1e-6)
+    assert [row[2] for row in rows] == pytest.approx([row[2] for row in plain_step[1]], rel=1e-5)
+    assert_same(grads, plain_step[2])
+    assert tempered.penalty().item() == 0.0
+
+
 def test_gradient_accumulation_adds_up(plain_step):
     model = encoder()
     tempered = attemper.apply(model, RECIPE)

@@ -122,6 +122,15 @@ def test_set_rate_of_an_unknown_method_suggests_one() -> None:
         handle.set_rate(0.1, "dropattention")
 
 
+def test_set_rate_says_so_where_it_would_do_nothing() -> None:
+    _, handle = tempered(HAND_WRITTEN, "blur")
+    with pytest.raises(UnknownMethodError, match=r"no method in 'blur\(.*' has a rate"):
+        handle.set_rate(0.0)
+    handle.remove()
+    with pytest.raises(NoSiteError, match="not tempered any more"):
+        handle.set_rate(0.0)
+
+
 def test_rate_zero_never_enters_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(seam.Doors):
         def __enter__(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -12,10 +12,19 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, BranchMap, ImageMap, Penalty, SkipRemover, TokenMap, Tokens
+from attemper.methods.kinds import (
+    BlockMap,
+    BranchMap,
+    ImageMap,
+    LayerRecord,
+    Penalty,
+    SkipRemover,
+    TokenMap,
+    Tokens,
+)
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream
-from attemper.patching import Action, Control, Entry
+from attemper.patching import Action, Control, Entry, state_of
 
 __all__ = [
     "BlockAction",
@@ -123,10 +132,14 @@ class MlpPenaltyAction(Action):
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         weight = cast(Tensor, module.weight).flatten(1)
-        x = to_tokens(args[0], self.layout)
-        for component, term in cast(Penalty, self.method).mlp_terms(self.which, x, weight, self.place).items():
+        out = forward(*args, **kwargs)
+        record = LayerRecord(to_tokens(args[0], self.layout), weight)
+        if state_of(module).original in (nn.Linear, nn.Conv2d):  # nothing is inside of this action but the plain layer
+            bias = cast("Tensor | None", module.bias)
+            record = replace(record, output=to_tokens(out, self.layout), bias=bias)
+        for component, term in cast(Penalty, self.method).mlp_terms(self.which, record, self.place).items():
             self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term))
-        return forward(*args, **kwargs)
+        return out
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attemper.errors import ConflictError
 from attemper.methods import Consistency, DropAttention, DropHead, DropPath, ExplicitDropout, Method, RDrop, Skipless
+from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 
 __all__ = ["check_composition"]
@@ -27,6 +28,11 @@ def _why_not(one: Method, other: Method) -> str | None:
         return (
             "explicit(av=…) needs rows of attention that sum to 1, and dropattention(rescale=inverted) leaves them "
             "uneven; use rescale=normalize or another component"
+        )
+    if isinstance(one, ExplicitDropout) and one.av and one.expectation != "paper" and isinstance(other, Perturbation):
+        return (
+            f"explicit(av=…, expectation={one.expectation}) needs attention's own weights, and {other.name} makes "
+            "them inside of a fused call; use expectation=paper, or another component"
         )
     if isinstance(one, ExplicitDropout) and one.av and isinstance(other, DropHead):
         return "explicit(av=…) needs rows of attention that sum to 1, and drophead scales them; use another component"

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MultiheadArguments", "merge_heads", "project_heads"]
+__all__ = ["MultiheadArguments", "merge_heads", "project", "split_heads"]
 
 
 @dataclass
@@ -51,9 +51,10 @@ class MultiheadArguments:
         return self.query.dim() == 3
 
 
-def project_heads(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Q, K, V as (B, H, N, e), and one mask for `attemper.attention` (None: everything is allowed)."""
-    q, k, v = _project(call)
+def split_heads(
+    call: MultiheadArguments, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Projected Q, K, V as (B, H, N, e), and one mask for `attemper.attention` (None: everything is allowed)."""
     if call.bias_k is not None and call.bias_v is not None:
         k = torch.cat([k, call.bias_k.expand(1, k.shape[1], -1)])
         v = torch.cat([v, call.bias_v.expand(1, v.shape[1], -1)])
@@ -67,8 +68,8 @@ def project_heads(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor, Ten
     return q, k, v, _merged_mask(call, (q.shape[0], call.num_heads, q.shape[2], k.shape[2]), q.dtype)
 
 
-def _project(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens, batch, width) each."""
+def project(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V behind their projections, (tokens, batch, width) each."""
     query, key, value = call.query, call.key, call.value
     same_kv, same_qk = key is value, query is key
     if not call.batched:

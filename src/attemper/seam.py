@@ -20,7 +20,7 @@ from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.base import Method, Place
 from attemper.methods.dropattention import DropAttention
 from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
-from attemper.multihead import MultiheadArguments, merge_heads, project_heads
+from attemper.multihead import MultiheadArguments, merge_heads, project, split_heads
 from attemper.ops.attention import attention
 from attemper.ops.call import make_call
 from attemper.ops.perturbation import Perturbation
@@ -102,7 +102,8 @@ class Doors(TorchFunctionMode):
         self.maps = action.maps if control.on(training) else ()
         self.penalties = action.penalties if control.penalises(training) else ()
         self.blurs = [m for m in self.methods if "keys" in m.stages]
-        self.seen: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        """Of each projection: its input, its output, its bias."""
         self.blurred = False
         self.waiting = False
         """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
@@ -163,7 +164,8 @@ class Doors(TorchFunctionMode):
         """The second door, which the first one cannot see into."""
         action = self.action
         self.map_multihead_weights(call)
-        q, k, v, mask = project_heads(call)
+        projected = project(call)
+        q, k, v, mask = split_heads(call, *projected)
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
         is_causal = call.is_causal and (call.key_padding_mask is None or len(self.blurs) > 0)
@@ -183,7 +185,7 @@ class Doors(TorchFunctionMode):
             impl = cast(Any, action.impl)
             out = attention(q, k, v, attn_mask=mask, is_causal=is_causal, methods=methods, impl=impl)
         if self.penalties:
-            self.note_multihead(call)
+            self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, is_causal)
         return merge_heads(call, out, weights)
 
@@ -241,15 +243,13 @@ class Doors(TorchFunctionMode):
         projections = self.action.projections
         if projections is None:
             return F.linear(input, weight, bias)
-        ours = False
-        for name in ("q", "k", "v", "out"):
-            projection = getattr(projections, name)
-            if projection is not None and projection.parameter is weight:
-                ours = True
-                if name != "out":
-                    rows = slice(None) if projection.rows is None else slice(*projection.rows)
-                    self.seen[name] = (input, None if bias is None else bias[rows])
-        return F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
+        ours = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
+        ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
+        out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
+        for name, projection in ours.items():
+            rows = slice(None) if projection.rows is None else slice(*projection.rows)
+            self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
+        return out
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
         for method in self.maps:
@@ -264,10 +264,10 @@ class Doors(TorchFunctionMode):
             if weight is not None:
                 setattr(call, name, self.map_weight(weight, call.query))
 
-    def note_multihead(self, call: MultiheadArguments) -> None:
+    def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, Tensor, Tensor]) -> None:
         biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
-        for name, x, bias in zip("qkv", (call.query, call.key, call.value), biases, strict=True):
-            self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], bias)
+        for name, x, out, bias in zip("qkv", (call.query, call.key, call.value), projected, biases, strict=True):
+            self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], out.transpose(0, 1), bias)
 
     def note_padding(self, mask: Tensor | None, is_causal: bool, batch: int, keys: int) -> None:
         """Which tokens are real, for context broadcasting: those that any query may attend to."""
@@ -316,14 +316,16 @@ class Doors(TorchFunctionMode):
                 "its penalties cannot be taken. Leave it out with targets=."
             )
         p = action.projections
-        (query, _), (key, _), (value, b_v) = (self.seen[name] for name in "qkv")
-        query, key, value = (_three_axes(x) for x in (query, key, value))
+        query, key, value = (_three_axes(self.seen[name][0]) for name in "qkv")
+        b_v = self.seen["v"][2]
         if b_v is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
             rows = 1.0 if weights is None else weights.sum(-1, keepdim=True)
             b_v = b_v.view(1, -1, 1, out.shape[-1])
             out = out - rows * b_v.repeat_interleave(out.shape[1] // b_v.shape[1], 1)
         matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
-        record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale)
+        # DropConnect's projections are not those of the weights that are penalised.
+        outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
+        record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs)
         for method in self.penalties:
             for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
                 action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term))

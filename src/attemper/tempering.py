@@ -235,6 +235,12 @@ class Tempered:
         method: the name of the one method to set; None sets all.
         """
         names = [m.name for m in self.methods if isinstance(m, Scheduled)]
+        if not any(is_tempered(module) for module in self.model.modules()):
+            raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
+        if not names:
+            raise UnknownMethodError(
+                f"no method in '{describe(self.methods)}' has a rate; disabled() switches everything off for a while"
+            )
         if method is not None and method not in names:
             raise UnknownMethodError(
                 f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"

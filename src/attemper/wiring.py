@@ -146,13 +146,14 @@ class Wiring:
 
     # -------------------------------------------------------------------------------------------------------- wiring
     def wire(self) -> None:
-        """Attention first, so that it is the innermost where one module has several roles."""
+        """Innermost first: attention, then penalties, which look at what a layer itself gets and gives."""
         self.wire_attention()
+        for method in self.methods:
+            if isinstance(method, Penalty):
+                self.wire_penalty(method)
         for method in self.methods:
             if isinstance(method, TokenMap):
                 self.wire_tokens(method, method)
-            if isinstance(method, Penalty):
-                self.wire_penalty(method)
             if isinstance(method, ImageMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)

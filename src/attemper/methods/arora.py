@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attemper.methods.base import Method, Paper, Place, check_rate
 from attemper.methods.explicit import Strength, check_strengths, own_square, strength_at
-from attemper.methods.kinds import AttentionRecord, Penalty
+from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty
 
 __all__ = ["AroraDropout", "arora"]
 
@@ -61,9 +61,9 @@ class AroraDropout(Method, Penalty):
             if (strength := strength_at(self, component, place))
         }
 
-    def mlp_terms(self, which: Literal["ff1", "ff2"], x: Tensor, weight: Tensor, place: Place) -> dict[str, Tensor]:
+    def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         strength = strength_at(self, "ff", place)
-        return {which: strength * arora(x, weight, self.p)} if strength else {}
+        return {which: strength * arora(record.x, record.weight, self.p)} if strength else {}
 
 
 COMPONENTS = ("q", "k", "v", "ff")

@@ -7,6 +7,7 @@ expectation of ½‖what X̃ becomes behind the weights‖². Nothing here build
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
-from attemper.methods.kinds import AttentionRecord, Penalty
+from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
 
 __all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
 
@@ -32,49 +33,54 @@ def coefficients(p: float, expectation: str) -> tuple[float, float]:
 
 def own_square(x: Tensor, weight: Tensor) -> Tensor:
     """Σ_j ‖W[:, j]‖² Σ x_j²: the part of ‖XWᵀ‖² that each input channel makes by itself. x (…, d), weight (out, d)."""
-    return (_wide(x).flatten(0, -2).square().sum(0) * _wide(weight).square().sum(0)).sum()
+    return (wide(x).flatten(0, -2).square().sum(0) * wide(weight).square().sum(0)).sum()
 
 
-def _wide(t: Tensor) -> Tensor:
-    """At least float32: sums of squares need it."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-def linear_square(x: Tensor, weight: Tensor, p: float, expectation: str) -> Tensor:
-    """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d)."""
+def linear_square(
+    x: Tensor, weight: Tensor, p: float, expectation: str, product: Callable[[], Tensor] | None = None
+) -> Tensor:
+    """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d); product() = XWᵀ, where it is at hand already."""
     joint, own = coefficients(p, expectation)
-    total = _wide(x.new_zeros(()))
+    total = wide(x.new_zeros(()))
     if joint:
-        total = total + joint * _wide(x @ weight.T).square().sum()
+        total = total + joint * (x @ weight.T if product is None else product()).square().sum(dtype=total.dtype)
     return total + own * own_square(x, weight) if own else total
 
 
 def logit_square(
-    dropped: Tensor, other: Tensor, w_dropped: Tensor, w_other: Tensor, heads: int, p: float, expectation: str
+    dropped: Tensor,
+    w_dropped: Tensor,
+    left: Tensor,
+    right: Tensor,
+    heads: int,
+    p: float,
+    expectation: str,
 ) -> Tensor:
     """E‖X̃ W_dᵀ W_o Xᵀ‖² summed over samples and heads: dropout on one side of the logits, without 1/√e.
 
-    dropped, other: (B, N, d), the two inputs; w_dropped, w_other: (H · e, d). heads=1 takes the d × d product at once.
+    dropped: (B, N, d), the side that dropout would act on; w_dropped: (H · e, d), its weight; left: (B, N, H · e), the
+    two multiplied; right: (B, Nk, H · e), the other side's product. heads=1 takes the d × d product at once.
     """
     joint, own = coefficients(p, expectation)
-    left = _wide(dropped @ w_dropped.T).unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, N, e)
-    right = _wide(other @ w_other.T).unflatten(-1, (heads, -1)).transpose(1, 2)
-    total = _wide(dropped.new_zeros(()))
+    left, right = (wide(t).unflatten(-1, (heads, -1)).transpose(1, 2) for t in (left, right))  # (B, H, N, e)
+    total = wide(dropped.new_zeros(()))
     if joint:
         total = total + joint * product_square(left, right)
     if own:
-        power = _wide(dropped).square().sum(1)  # (B, d): diag(G)
-        rows = _wide(w_dropped).unflatten(0, (heads, -1))  # (H, e, d)
+        power = wide(dropped).square().sum(1)  # (B, d): diag(G)
+        rows = wide(w_dropped).unflatten(0, (heads, -1))  # (H, e, d)
         for head in range(heads):
             total = total + own * _own_logits(power, rows[head], right[:, head])
     return total
 
 
-def _for_each_head(weight: Tensor, like: Tensor, heads: int) -> Tensor:
-    """Keys' weight as if every query head had keys of its own, where several share them (grouped-query attention)."""
-    groups = like.shape[0] // weight.shape[0]
-    repeated: Tensor = weight.unflatten(0, (heads // groups, -1)).repeat_interleave(groups, 0)
-    return repeated.flatten(0, 1)
+def _for_each_head(keys: Tensor, axis: int, like: int, heads: int) -> Tensor:
+    """What keys have along an axis of H · e as if every query head had its own; grouped queries share them."""
+    groups = like // keys.shape[axis]
+    if groups == 1:
+        return keys
+    repeated: Tensor = keys.unflatten(axis, (heads // groups, -1)).repeat_interleave(groups, axis)
+    return repeated.flatten(axis, axis + 1)
 
 
 def product_square(left: Tensor, right: Tensor) -> Tensor:
@@ -103,14 +109,14 @@ def _own_logits(power: Tensor, rows: Tensor, right: Tensor) -> Tensor:
 def av_square(record: AttentionRecord, p: float, expectation: str) -> Tensor:
     """E‖A X̃ W_vᵀ‖² summed over everything."""
     joint, own = coefficients(p, expectation)
-    total = _wide(record.out.new_zeros(()))
+    total = wide(record.out.new_zeros(()))
     if joint:
-        total = total + joint * _wide(record.out).square().sum()
+        total = total + joint * wide(record.out).square().sum()
     if own:
         heads, width = record.out.shape[1], record.out.shape[-1]
-        columns = _wide(record.w_v).unflatten(0, (-1, width)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
+        columns = wide(record.w_v).unflatten(0, (-1, width)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
         columns = columns.repeat_interleave(heads // columns.shape[0], 0)
-        u = (_wide(record.value).square() @ columns.T).transpose(1, 2)[..., None]  # (B, H, N, 1)
+        u = (wide(record.value).square() @ columns.T).transpose(1, 2)[..., None]  # (B, H, N, 1)
         total = total + own * _squared_attention(record, u)
     return total
 
@@ -119,8 +125,8 @@ def _squared_attention(record: AttentionRecord, u: Tensor) -> Tensor:
     """Σ_i Σ_a A_ia² u_a; some queries at a time where attention was fused, so that it is never whole."""
     if record.q is None or record.k is None:
         assert record.weights is not None
-        return (_wide(record.weights).square() @ u).sum()
-    q, k = _wide(record.q), _wide(record.k)
+        return (wide(record.weights).square() @ u).sum()
+    q, k = wide(record.q), wide(record.k)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     total = u.new_zeros(())
     for start in range(0, q.shape[2], QUERIES):
@@ -214,12 +220,20 @@ class ExplicitDropout(Method, Penalty):
 
     def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
         r, p, expectation = record, self.p, self.expectation
-        heads = 1 if self.joint else r.out.shape[1]
-        w_k = _for_each_head(r.w_k, r.w_q, r.out.shape[1])
+        all_heads, width = r.out.shape[1], r.w_q.shape[0]
+        heads = 1 if self.joint else all_heads
+
+        def keys() -> Tensor:
+            return _for_each_head(r.projected("k"), 2, width, all_heads)
+
+        def of_keys() -> Tensor:
+            w_k = _for_each_head(r.w_k, 0, width, all_heads)
+            return logit_square(r.key, w_k, keys(), r.projected("q"), heads, p, expectation)
+
         squares = {
-            "q": lambda: logit_square(r.query, r.key, r.w_q, w_k, heads, p, expectation),
-            "k": lambda: logit_square(r.key, r.query, w_k, r.w_q, heads, p, expectation),
-            "v": lambda: linear_square(r.value, r.w_v, p, expectation),
+            "q": lambda: logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation),
+            "k": of_keys,
+            "v": lambda: linear_square(r.value, r.w_v, p, expectation, lambda: r.projected("v")),
             "av": lambda: av_square(r, p, expectation),
         }
         tokens = {"q": r.query.shape[1], "k": r.key.shape[1], "v": r.value.shape[1], "av": r.query.shape[1]}
@@ -229,12 +243,12 @@ class ExplicitDropout(Method, Penalty):
             if (strength := self.strength(component, place))
         }
 
-    def mlp_terms(self, which: Literal["ff1", "ff2"], x: Tensor, weight: Tensor, place: Place) -> dict[str, Tensor]:
+    def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         strength = self.strength(which, place)
         if not strength:
             return {}
-        square = linear_square(x, weight, self.p, self.expectation)
-        return {which: strength * self._reduce(square, x.shape[0], x.shape[1])}
+        square = linear_square(record.x, record.weight, self.p, self.expectation, record.product)
+        return {which: strength * self._reduce(square, *record.x.shape[:2])}
 
 
 COMPONENTS = ("q", "k", "v", "av", "ff", "ff1", "ff2")

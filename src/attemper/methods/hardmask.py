@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Scheduled, check_choice
+from attemper.methods.base import Paper, Place, Scheduled, check_choice
 from attemper.ops.perturbation import Perturbation, drop_logits
 from attemper.ops.stream import Stream
 
@@ -53,6 +53,13 @@ class HardMask(Scheduled, Perturbation):
             raise ParameterError(
                 f"k must be an integer of at least 1, or a fraction of the keys in (0, 1); got {self.k!r}"
             )
+
+    def at(self, place: Place) -> HardMask:
+        if place.grid is not None:
+            keys = place.prefix + place.grid[0] * place.grid[1]
+            if self.k > keys:
+                raise ParameterError(f"k={self.k} is more than the number of keys in '{place.name}', {keys}")
+        return super().at(place)
 
     def count(self, keys: int) -> int:
         """How many logits of a row of `keys` are in question."""

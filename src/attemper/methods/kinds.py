@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ __all__ = [
     "BlockMap",
     "BranchMap",
     "ImageMap",
+    "LayerRecord",
     "LossTerm",
     "Penalty",
     "Position",
@@ -122,6 +123,30 @@ class AttentionRecord:
     attn_mask: Tensor | None
     is_causal: bool
     scale: float | None
+    outputs: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """What the projections "q", "k", "v" gave, (B, N, H · e) with their bias, and that bias, where it was seen."""
+
+    def projected(self, name: Literal["q", "k", "v"]) -> Tensor:
+        """XWᵀ without its bias, (B, N, H · e), in float32 at least; multiplied again only where it was not seen."""
+        if name in self.outputs:
+            out, bias = self.outputs[name]
+            return without_bias(out, bias)
+        x, weight = {"q": (self.query, self.w_q), "k": (self.key, self.w_k), "v": (self.value, self.w_v)}[name]
+        return wide(x @ weight.T)
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One linear layer as it was computed: x (B, N, in), weight (out, in), output (B, N, out) where it was seen."""
+
+    x: Tensor
+    weight: Tensor
+    output: Tensor | None = None
+    bias: Tensor | None = None
+
+    def product(self) -> Tensor:
+        """XWᵀ (B, N, out), in float32 at least."""
+        return wide(self.x @ self.weight.T) if self.output is None else without_bias(self.output, self.bias)
 
 
 class Penalty:
@@ -139,8 +164,8 @@ class Penalty:
         """Component → what it adds to the loss, its strength included."""
         raise NotImplementedError
 
-    def mlp_terms(self, which: Literal["ff1", "ff2"], x: Tensor, weight: Tensor, place: Place) -> dict[str, Tensor]:
-        """The same for one layer of an MLP: x (B, N, in), weight (out, in)."""
+    def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
+        """The same for one layer of an MLP."""
         raise NotImplementedError
 
 
@@ -152,6 +177,16 @@ class LossTerm:
     def compare(self, first: Tensor, second: Tensor) -> Tensor:
         """A scalar from the logits (…, classes) of two passes."""
         raise NotImplementedError
+
+
+def wide(t: Tensor) -> Tensor:
+    """At least float32: sums of squares need it."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def without_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer's product from its output, in float32 at least; a copy, since the model may overwrite its own."""
+    return out.to(torch.promote_types(out.dtype, torch.float32), copy=True) if bias is None else wide(out) - bias
 
 
 def tokens_mean(x: Tensor, real: Tensor | None) -> Tensor:
