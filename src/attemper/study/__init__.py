@@ -4,12 +4,12 @@ from attemper.study.comparison import DEFAULT_PLAN, compare
 from attemper.study.errors import FolderError, PlanError, StoppedError, StudyError
 from attemper.study.executor import work
 from attemper.study.export import to_csv, to_markdown
+from attemper.study.live import make_view, status_table, summary_table
 from attemper.study.plan import Plan
 from attemper.study.planfile import dump_plan, load_plan
 from attemper.study.status import Status, status_of
 from attemper.study.study import Study
 from attemper.study.summary import Summary, summarise
-from attemper.study.live import make_view, status_table, summary_table
 
 __all__ = [
     "DEFAULT_PLAN",

@@ -3,9 +3,9 @@
 A claim is a file `claims/<key>.<n>`. Creating it with O_EXCL is atomic on local and on network file systems: of all who
 try, one succeeds. The owner of a run is the holder of its highest n, and touches the file as long as it lives. A claim
 that was not touched for a while, or whose process is known to be dead, is taken over by creating n + 1, which again one
-alone can do. Renaming or deleting the old claim instead would leave a gap in which two could think that it is theirs. An
-owner who was only suspended finds a higher n when it wakes up, and stops. The files of a run go away when its result is
-there, so whoever claims a run looks once more for a result afterwards.
+alone can do. Renaming or deleting the old claim instead would leave a gap in which two could think that it is theirs.
+An owner who was only suspended finds a higher n when it wakes up, and stops. The files of a run go away when its result
+is there, so whoever claims a run looks once more for a result afterwards.
 """
 
 from __future__ import annotations

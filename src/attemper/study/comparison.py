@@ -12,10 +12,10 @@ from attemper.study.engine import Engine
 from attemper.study.executor import work
 from attemper.study.export import to_csv, to_markdown
 from attemper.study.files import translated, write_whole
+from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
 from attemper.study.study import Study
 from attemper.study.summary import Summary, summarise
-from attemper.study.live import SilentView, View
 
 __all__ = ["DEFAULT_PLAN", "compare"]
 

@@ -19,10 +19,10 @@ import torch
 from attemper.errors import AttemperError
 from attemper.study.engine import Engine
 from attemper.study.errors import StoppedError, StudyError
+from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
 from attemper.study.status import Status, status_of
 from attemper.study.study import Study
-from attemper.study.live import SilentView, View
 
 __all__ = ["default_workers", "work"]
 
@@ -48,8 +48,8 @@ def work(study: Study, *, workers: int | None = None, view: View | None = None) 
     """Do whatever is missing with so many processes, and say how far it came.
 
     A run that fails, or whose process dies, is tried again; what fails too often is given up, and the rest goes on.
-    Ctrl-C stops the processes cleanly and raises `StoppedError`. Other processes, here or on other machines, may work on
-    the same folder at the same time; their runs are waited for.
+    Ctrl-C stops the processes cleanly and raises `StoppedError`. Other processes, here or on other machines, may work
+    on the same folder at the same time; their runs are waited for.
     """
     if workers is not None and workers < 1:
         raise StudyError(f"workers is {workers}; at least 1 is needed.")

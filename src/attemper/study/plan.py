@@ -35,12 +35,12 @@ class Entry:
     recipe: str
     """As `attemper.render` writes it; a grid as it was given."""
     name: str = ""
-    """Empty: the recipe."""
+    """Empty: the recipe as it was given."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or " ".join(self.recipe.split()))
         if len(self.configurations) == 1:
             object.__setattr__(self, "recipe", self.configurations[0])
-        object.__setattr__(self, "name", self.name or self.recipe)
 
     @cached_property
     def configurations(self) -> tuple[str, ...]:

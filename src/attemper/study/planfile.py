@@ -14,7 +14,7 @@ from attemper.study.plan import Plan
 
 __all__ = ["dump_plan", "load_plan"]
 
-Path_ = tuple[str | int, ...]
+Where = tuple[str | int, ...]
 FLOAT = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+|\d+\.\d*|\.\d+)\Z")
 """YAML 1.1 takes 1e-3 for a word; in a plan it is a number."""
 
@@ -56,7 +56,7 @@ def dump_plan(plan: Plan) -> str:
     return text
 
 
-def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Path_, int]]:
+def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Where, int]]:
     """The values of a plan's text, and the line on which each stands."""
     if as_json:
         try:
@@ -65,9 +65,9 @@ def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Path
             raise PlanError(f"{name}, line {error.lineno}: this is no JSON ({error.msg}).") from None
         # JSON is YAML but for tabs, which it only has between values: that is enough to find the lines.
         text = text.replace("\t", " ")
-    loader = Loader(text)
-    lines: dict[Path_, int] = {}
+    lines: dict[Where, int] = {}
     try:
+        loader = Loader(text)
         node = loader.get_single_node()
         _collect(node, (), lines, name)
         return (given if as_json else node and loader.construct_document(node)), lines
@@ -79,11 +79,9 @@ def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Path
         raise PlanError(f"{name}: the plan contains itself, or is nested too deeply.") from None
     except yaml.YAMLError as error:
         raise PlanError(f"{name}: this cannot be read as YAML ({error}).") from None
-    finally:
-        loader.dispose()
 
 
-def _collect(node: Any, path: Path_, lines: dict[Path_, int], name: str) -> None:
+def _collect(node: Any, path: Where, lines: dict[Where, int], name: str) -> None:
     """Note the line of every key and item below a node; a key that stands twice is refused."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -98,7 +96,7 @@ def _collect(node: Any, path: Path_, lines: dict[Path_, int], name: str) -> None
             _collect(item, (*path, index), lines, name)
 
 
-def _line_of(path: Path_, lines: dict[Path_, int]) -> str:
+def _line_of(path: Where, lines: dict[Where, int]) -> str:
     """', line 7' for the innermost part of a path whose line is known."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:

@@ -76,8 +76,8 @@ class Study:
         if left_out:
             raise StudyError(
                 f"{self.folder} holds the study of another plan: {len(left_out)} of its {len(held.runs())} runs are "
-                f"not in this one, such as {left_out[0].recipe} on {left_out[0].task} with seed {left_out[0].seed}. Choose "
-                "another folder, or say that its plan is to be changed; results in common are kept either way."
+                f"not in this one, such as {left_out[0].recipe} on {left_out[0].task} with seed {left_out[0].seed}. "
+                "Choose another folder, or say that its plan is to be changed; results in common are kept either way."
             )
 
     @cached_property
