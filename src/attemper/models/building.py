@@ -1,0 +1,92 @@
+"""From the text that names a model to the model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from attemper.calls import parse_call
+from attemper.errors import ParameterError, suggestion
+from attemper.models.convmixer import convmixer
+from attemper.models.libraries import from_timm, from_transformers
+from attemper.models.vit import vit
+from attemper.tasks.base import InputShape
+
+__all__ = ["build_model", "list_models"]
+
+OWN: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "vit-digits": (
+        functools.partial(vit, width=48, depth=4, heads=4, mlp=96, patch=2),
+        "4 blocks, width 48, 2 × 2 patches: trains on 8 × 8 digits in seconds",
+    ),
+    "vit-cifar": (
+        functools.partial(vit, width=384, depth=7, heads=12, mlp=384),
+        "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout",
+    ),
+    "vit-tiny": (
+        functools.partial(vit, width=192, depth=12, heads=3, mlp=768),
+        "ViT-Ti for small images: 12 blocks, width 192, 3 heads",
+    ),
+    "vit-small": (
+        functools.partial(vit, width=384, depth=12, heads=6, mlp=1536),
+        "ViT-S for small images: 12 blocks, width 384, 6 heads",
+    ),
+    "vit-base": (
+        functools.partial(vit, width=768, depth=12, heads=12, mlp=3072),
+        "ViT-B for small images: 12 blocks, width 768, 12 heads",
+    ),
+    "convmixer": (convmixer, "no attention at all; its two kinds of skip connection can be left out"),
+}
+
+LIBRARIES = {
+    "timm:NAME": "any model of timm, such as timm:vit_tiny_patch16_224(patch_size=4)",
+    "hf:TYPE": "an image classifier of Transformers by model type, such as hf:vit(patch_size=4, num_hidden_layers=6)",
+}
+
+
+def list_models() -> dict[str, str]:
+    """Every model's name, with a line about it."""
+    return {**{name: line for name, (_, line) in OWN.items()}, **LIBRARIES}
+
+
+def build_model(text: str, shape: InputShape) -> nn.Module:
+    """A new model for inputs of a shape; its weights come from torch's generator.
+
+    text: a name of `list_models()`, with options in call form.
+
+    >>> shape = InputShape(channels=1, height=8, width=8, classes=10)
+    >>> model = build_model("vit-digits(depth=2)", shape)
+    >>> len(model.blocks)
+    2
+    """
+    name, options = parse_call(text)
+    library, _, rest = name.partition(":")
+    if library == "timm" and rest:
+        return from_timm(rest, shape, options)
+    if library == "hf" and rest:
+        return from_transformers(rest, shape, options)
+    if name not in OWN:
+        known = list_models()
+        raise ParameterError(f"There is no model '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")
+    builder = OWN[name][0]
+    _check_options(text, builder, options)
+    return builder(shape, **options)
+
+
+def _check_options(text: str, builder: Callable[..., Any], options: dict[str, Any]) -> None:
+    parameters = {key: each for key, each in inspect.signature(builder).parameters.items() if key != "shape"}
+    for option, value in options.items():
+        if option not in parameters:
+            raise ParameterError(
+                f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
+                f"Options: {', '.join(parameters)}."
+            )
+        kind = str(parameters[option].annotation)
+        if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
+        if kind == "bool" and not isinstance(value, bool):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be true or false.")

@@ -1,0 +1,122 @@
+"""What a task is: data in a fixed split, the shape of an input, and the way from stored bytes to what a model takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from attemper.tasks.errors import DataError
+from attemper.tasks.source import Source
+from attemper.tasks.split import FIXED, divide
+
+__all__ = ["ImageTask", "InputShape", "Task"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InputShape:
+    """What a model must take and give."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a run needs to know of its data. The test set is reached through `test()` and in no other way."""
+
+    @property
+    def name(self) -> str:
+        """The text that opens this task."""
+        ...
+
+    @property
+    def shape(self) -> InputShape: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data: runs with equal fingerprints saw the same images and labels."""
+        ...
+
+    @property
+    def primary(self) -> str:
+        """The metric that epochs and configurations are chosen by, on validation; larger is better."""
+        ...
+
+    def split(self, seed: int, validation: float) -> tuple[Source, Source]:
+        """Training and validation part of the training set: stratified, a function of the seed alone."""
+        ...
+
+    def test(self) -> Source: ...
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        """A batch as the source stores it → what the model takes, on the same device."""
+        ...
+
+
+@dataclasses.dataclass
+class ImageTask:
+    """Images with one class each, stored as uint8.
+
+    pool: loads the training set, out of which training and validation part are split.
+    held_out: loads the test set.
+    classes: their names, in the order of the targets.
+    train, test_images: keep only so many images, the same ones for everybody, with every class in its proportion.
+    """
+
+    name: str
+    shape: InputShape
+    fingerprint: str
+    pool: Callable[[], Source]
+    held_out: Callable[[], Source]
+    classes: tuple[str, ...]
+    train: int | None = None
+    test_images: int | None = None
+    primary: str = "accuracy"
+
+    @cached_property
+    def _training(self) -> Source:
+        return self._limited(self.pool(), self.train, "training")
+
+    @cached_property
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        return self._training.statistics()
+
+    def split(self, seed: int, validation: float) -> tuple[Source, Source]:
+        source = self._training
+        self._check_every_class_has(source, 2, "training", "one to train on and one to validate on")
+        train, held = divide(source.targets, round(len(source) * validation), seed)
+        return source.take(train), source.take(held)
+
+    def test(self) -> Source:
+        source = self._limited(self.held_out(), self.test_images, "test")
+        if not len(source):
+            raise DataError(f"The test set of '{self.name}' is empty.")
+        return source
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
+        mean, deviation = (x.to(stored.device)[:, None, None] for x in self._statistics)
+        return (stored.float() - mean) / deviation
+
+    def _limited(self, source: Source, images: int | None, part: str) -> Source:
+        if images is None or images == len(source):
+            return source
+        if images > len(source):
+            raise DataError(f"'{self.name}' asks for {images} {part} images, and there are {len(source)}.")
+        return source.take(divide(source.targets, images, FIXED)[1])
+
+    def _check_every_class_has(self, source: Source, least: int, part: str, why: str) -> None:
+        counts = torch.bincount(source.targets.cpu(), minlength=self.shape.classes)
+        if int(counts.min()) < least:
+            poorest = int(counts.argmin())
+            raise DataError(
+                f"'{self.name}' has {len(source)} {part} images of {self.shape.classes} classes, and class "
+                f"'{self.classes[poorest]}' has {int(counts[poorest])} of them; it needs at least {least}: {why}."
+            )

@@ -1,0 +1,127 @@
+"""From the text that names a task to the task, and to its files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attemper.calls import parse_call, render_call
+from attemper.errors import ParameterError, suggestion
+from attemper.tasks import cifar
+from attemper.tasks.base import ImageTask, Task
+from attemper.tasks.digits import open_digits
+from attemper.tasks.errors import DataError
+from attemper.tasks.folder import open_folder
+from attemper.tasks.timm_data import open_timm
+
+__all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
+
+ROOT_VARIABLE = "ATTEMPER_DATA"
+
+TASKS = {
+    "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
+    "cifar10": "CIFAR-10, official binary or Python files under the data root",
+    "cifar100": "CIFAR-100, official binary or Python files under the data root",
+    "folder:PATH": "any folder with one subfolder of images per class",
+    "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
+}
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """Where data sets lie: what was given, else the variable ATTEMPER_DATA, else ./data."""
+    return Path(root or os.environ.get(ROOT_VARIABLE) or "data").expanduser()
+
+
+def list_tasks() -> dict[str, str]:
+    """Every task's name, with a line about it."""
+    return dict(TASKS)
+
+
+def open_task(text: str, root: Path | None = None) -> Task:
+    """The task that a text such as 'digits', 'cifar10(train=5000)' or 'folder:flowers(size=64)' names.
+
+    text: a name of `list_tasks()`, with options in call form. Every task takes train= and test=: how many images to
+        keep, the same ones for everybody, with every class in its proportion.
+    root: the folder under which data sets lie; None: the variable ATTEMPER_DATA, else ./data.
+
+    >>> task = open_task("digits")
+    >>> task.shape
+    InputShape(channels=1, height=8, width=8, classes=10)
+    >>> [len(part) for part in task.split(seed=0, validation=0.3)]
+    [1006, 431]
+    """
+    name, options = parse_call(text)
+    opener = _opener(name, render_call(name, options), data_root(root))
+    _check_options(text, opener, options)
+    return opener(**options)
+
+
+def _opener(name: str, label: str, root: Path) -> functools.partial[ImageTask]:
+    kind, _, rest = name.partition(":")
+    if name == "digits":
+        return functools.partial(open_digits, label)
+    if name in cifar.CIFAR:
+        return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
+    if kind == "folder" and rest:
+        return functools.partial(open_folder, label, rest, root)
+    if kind == "timm" and rest:
+        return functools.partial(open_timm, label, rest, root)
+    raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
+
+
+def _check_options(text: str, opener: Callable[..., Any], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(opener).parameters
+    for option, value in options.items():
+        if option not in parameters:
+            raise ParameterError(
+                f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
+                f"Options: {', '.join(parameters)}."
+            )
+        counts = "int" in str(parameters[option].annotation)
+        if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
+        if not counts and not isinstance(value, str):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a word.")
+
+
+def verify(text: str, root: Path | None = None) -> list[str]:
+    """Check the files of a task, and say in a few lines what was found; what is wrong with them is raised.
+
+    >>> verify("digits")
+    ['digits: 1,437 training images and 360 test images of 10 classes, 1 × 8 × 8']
+    """
+    task = open_task(text, root)
+    train, validation = task.split(seed=0, validation=0.5)
+    shape = task.shape
+    return [
+        f"{task.name}: {len(train) + len(validation):,} training images and {len(task.test()):,} test images of "
+        f"{shape.classes} classes, {shape.channels} × {shape.height} × {shape.width}"
+    ]
+
+
+def prepare(text: str, root: Path | None = None) -> list[str]:
+    """Download the files of a task that are not there yet, then `verify` them."""
+    name, _ = parse_call(text)
+    where = data_root(root)
+    if name in cifar.CIFAR and not cifar.is_there(cifar.CIFAR[name], where):
+        _download(name, cifar.CIFAR[name].torchvision, where)
+    return verify(text, root)
+
+
+def _download(name: str, kind: str, root: Path) -> None:
+    import torchvision
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        getattr(torchvision.datasets, kind)(root, download=True)
+    except OSError as error:  # urllib's errors are among them
+        raise DataError(
+            f"{name} could not be downloaded into '{root}': {error}. On a machine without network, copy the official "
+            f"folder there ({' or '.join(layout.folder for layout in cifar.CIFAR[name].layouts)})."
+        ) from None
+    except RuntimeError as error:
+        raise DataError(f"The download of {name} into '{root}' is damaged: {error}. Delete it and try again.") from None

@@ -1,0 +1,164 @@
+"""Samples by index: all in memory as uint8 where they fit, else read from disk while training runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["MEMORY_LIMIT", "LazySource", "MemorySource", "Source"]
+
+MEMORY_LIMIT = 2 * 1024**3
+"""Bytes of images above which a data set is read from disk in batches instead of being held in memory."""
+
+SAMPLE = 10_000
+"""How many images are read to estimate mean and deviation of a data set that is not held in memory."""
+
+
+class Source(Protocol):
+    """A set of samples with one class each."""
+
+    targets: Tensor
+    """Class of every sample, int64 (N)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def in_memory(self) -> bool: ...
+
+    def take(self, indices: Tensor) -> Source:
+        """Only these samples, in this order."""
+        ...
+
+    def to(self, device: torch.device) -> Source:
+        """The same samples, given out on a device."""
+        ...
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs as they are stored and targets, in the order of these indices; the last batch may be smaller."""
+        ...
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of every channel, two float32 tensors (C)."""
+        ...
+
+
+@dataclasses.dataclass
+class MemorySource:
+    """Images in one uint8 tensor (N, C, H, W), on the device where they are used."""
+
+    images: Tensor
+    targets: Tensor
+    in_memory: bool = dataclasses.field(default=True, init=False)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, indices: Tensor) -> MemorySource:
+        return MemorySource(self.images[indices], self.targets[indices])
+
+    def to(self, device: torch.device) -> MemorySource:
+        return MemorySource(self.images.to(device), self.targets.to(device))
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in order.to(self.targets.device).split(batch_size):
+            yield self.images[indices], self.targets[indices]
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        return channel_statistics(self.images)
+
+
+@dataclasses.dataclass
+class LazySource:
+    """Images that are decoded when they are asked for.
+
+    load: index → uint8 (C, H, W). It is called in worker processes, so it must be picklable.
+    targets: class of every sample that `load` knows, cut down to `indices`.
+    """
+
+    load: Callable[[int], Tensor]
+    targets: Tensor
+    indices: Tensor | None = None
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    workers: int = dataclasses.field(default_factory=lambda: max(0, min(8, (os.cpu_count() or 1) - 1)))
+    in_memory: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.indices is None:
+            self.indices = torch.arange(len(self.targets))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, indices: Tensor) -> LazySource:
+        assert self.indices is not None
+        return dataclasses.replace(self, targets=self.targets[indices], indices=self.indices[indices])
+
+    def to(self, device: torch.device) -> LazySource:
+        return dataclasses.replace(self, device=device)
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.indices is not None
+        order = order.cpu()
+        chosen = list(zip(self.indices[order].tolist(), self.targets[order].tolist(), strict=True))
+        loader = torch.utils.data.DataLoader(
+            _Chosen(self.load, chosen),
+            batch_size=batch_size,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else it would draw from the stream of the stochastic methods
+        )
+        for images, targets in loader:
+            yield images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        step = max(1, len(self) // SAMPLE)
+        order = torch.arange(0, len(self), step)
+        cpu = dataclasses.replace(self, device=torch.device("cpu"))
+        return channel_statistics(torch.cat([images for images, _ in cpu.batches(order, 256)]))
+
+
+@dataclasses.dataclass
+class _Chosen(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Some samples, in the order in which a loader shall give them."""
+
+    load: Callable[[int], Tensor]
+    chosen: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, int]:
+        index, target = self.chosen[position]
+        return self.load(index), target
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of uint8 (N, C, H, W), exact sums of integers.
+
+    A channel that never changes gets the deviation 1, so that dividing by it does no harm.
+    """
+    histogram = torch.stack(
+        [torch.bincount(channel.flatten().int(), minlength=256) for channel in images.cpu().unbind(1)]
+    )
+    values = torch.arange(256, dtype=torch.float64)
+    weights = histogram.double() / histogram.sum(1, keepdim=True)
+    mean = weights @ values
+    deviation = ((weights @ values.square()) - mean.square()).clamp(min=0).sqrt()
+    return mean.float(), torch.where(deviation > 1e-6, deviation, 1.0).float()
+
+
+def decode(file: Path | Any, size: int) -> Tensor:
+    """An image file, or an open image, as uint8 (3, size, size): the middle square of it, resized."""
+    from PIL import Image, ImageOps
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    image = file if isinstance(file, Image.Image) else Image.open(file)
+    fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    pixels: Tensor = pil_to_tensor(fitted)
+    return pixels

@@ -1,0 +1,62 @@
+"""The data of a run: which images it trains on, in which order, augmented how. All of it a function of the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attemper.tasks.augment import parse_augmentation, seed_of_batch
+from attemper.tasks.base import Task
+from attemper.tasks.seeds import generator
+from attemper.tasks.source import Source
+from attemper.training.spec import RunSpec
+
+__all__ = ["RunData"]
+
+MEASURED = 2000
+"""At most so many training images are looked at for the generalisation gap."""
+
+
+class RunData:
+    """Training and validation part of a task under one seed, on a device.
+
+    An epoch has whole batches only. What is left over of its order is dropped, another part in every epoch.
+    """
+
+    def __init__(self, spec: RunSpec, task: Task, device: torch.device) -> None:
+        budget = spec.budget
+        self.seed = spec.seed
+        self.task = task
+        self.augmentation = parse_augmentation(budget.augment)
+        train, validation = task.split(spec.seed, budget.validation)
+        self.train, self.validation = train.to(device), validation.to(device)
+        self.batch_size = min(budget.batch_size, len(train))
+        whole = len(train) // self.batch_size
+        self.accumulate = min(budget.accumulate, whole)
+        """Batches per optimiser step."""
+        self.batches_per_epoch = whole - whole % self.accumulate
+        self.steps_per_epoch = self.batches_per_epoch // self.accumulate
+
+    @property
+    def images_per_epoch(self) -> int:
+        return self.batches_per_epoch * self.batch_size
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch, counted from 1, as the model takes them."""
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
+        stored = self.train.batches(order[: self.images_per_epoch], self.batch_size)
+        for batch, (images, targets) in enumerate(stored):
+            yield self.augmentation(
+                images,
+                targets,
+                classes=self.task.shape.classes,
+                to_input=self.task.to_input,
+                seed=seed_of_batch(self.seed, epoch, batch),
+            )
+
+    def measured_train(self) -> Source:
+        """The training images that the generalisation gap is measured on."""
+        order = torch.randperm(len(self.train), generator=generator(self.seed, "measured"))
+        return self.train.take(order[:MEASURED].sort().values.to(self.train.targets.device))

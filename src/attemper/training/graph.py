@@ -1,0 +1,89 @@
+"""The whole training step as one CUDA graph: on small models a step is bound by launches, not by arithmetic."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.training.data import RunData
+from attemper.training.learner import Learner
+
+__all__ = ["GraphedStep", "can_capture", "captured"]
+
+WARM_UP = 3
+"""Steps before the capture: libraries set themselves up, and autotuners and compilers finish."""
+
+
+def can_capture(learner: Learner, data: RunData) -> bool:
+    """Whether a graph can serve: on a GPU, every batch of the same shape, every batch a step of the optimiser."""
+    return learner.device.type == "cuda" and data.train.in_memory and data.accumulate == 1
+
+
+def captured(learner: Learner, data: RunData) -> Callable[[Tensor, Tensor], None]:
+    """The fastest form of `learner.learn` that can serve this run."""
+    return GraphedStep(learner) if can_capture(learner, data) else learner.learn
+
+
+class GraphedStep:
+    """`learner.learn`, captured when it is first called. Weights and states are what they would be without it."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> None:
+        if self.graph is None:
+            self.inputs, self.targets = inputs.clone(), targets.clone()
+            self.graph = self.capture()
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
+        self.graph.replay()
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up on the first batch, undo what that changed, and record one step without running it."""
+        before = Snapshot(self.learner)
+        stream = torch.cuda.Stream(self.learner.device)
+        stream.wait_stream(torch.cuda.current_stream(self.learner.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self.learner.learn(self.inputs, self.targets)
+        torch.cuda.current_stream(self.learner.device).wait_stream(stream)
+        before.restore()
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.learner.learn(self.inputs, self.targets)
+        return graph
+
+
+class Snapshot:
+    """All tensors that a step changes. Restored in place, since a graph has them by their addresses."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.kept = [tensor.detach().clone() for tensor in self.live()]
+        self.optimizer = copy.deepcopy(learner.optimizer.state_dict()["state"])
+        self.random = torch.cuda.get_rng_state(learner.device)
+
+    def live(self) -> list[Tensor]:
+        learner, meter = self.learner, self.learner.meter
+        average = learner.average.values if learner.average is not None else []
+        counters = [meter.sums, meter.batches, meter.bad_batch, meter.bad_loss]
+        return [*learner.model.parameters(), *learner.model.buffers(), *average, *counters]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, kept in zip(self.live(), self.kept, strict=True):
+            tensor.copy_(kept)
+        state: dict[int, dict[str, Any]] = self.learner.optimizer.state_dict()["state"]
+        for index, slots in state.items():
+            for name, value in slots.items():
+                if index in self.optimizer:
+                    value.copy_(self.optimizer[index][name])
+                else:  # Adam's state is made in its first step, of zeros
+                    value.zero_()
+        torch.cuda.set_rng_state(self.random, self.learner.device)

@@ -1,0 +1,166 @@
+"""A tempered model with everything that changes it: optimiser, moving average, and the step that joins them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attemper
+from attemper.models import build_model
+from attemper.outputs import logits_of
+from attemper.tasks.base import InputShape
+from attemper.tasks.seeds import derive
+from attemper.training.meter import Meter
+from attemper.training.spec import Budget, RunSpec
+
+__all__ = ["Average", "Learner"]
+
+
+class Learner:
+    """One model under one recipe.
+
+    The initial weights are a function of the seed: the same for every recipe, and on every device.
+    """
+
+    def __init__(self, spec: RunSpec, shape: InputShape, device: torch.device, accumulate: int = 1) -> None:
+        from accelerate import Accelerator  # type: ignore[import-untyped]
+
+        self.budget = spec.budget
+        self.device = device
+        with torch.random.fork_rng():
+            torch.manual_seed(derive(spec.seed, "weights"))
+            self.model = build_model(spec.model, shape)
+            self.tempered = attemper.apply(self.model, spec.recipe)
+        self.model.to(device)
+        self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=accumulate)
+        runnable = torch.compile(self.model) if self.budget.compile else self.model
+        self.runnable, self.optimizer = self.accelerator.prepare(
+            runnable, make_optimizer(self.model, self.budget, device)
+        )
+        self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
+        self.meter = Meter(self.budget.loss_bound, device)
+
+    def learn(self, inputs: Tensor, targets: Tensor) -> None:
+        """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
+
+        inputs: what the model takes. targets: int64 (B) or probabilities (B, classes).
+        """
+        with self.accelerator.accumulate(self.runnable):
+            self.accelerator.backward(self.loss(inputs, targets))
+            if self.accelerator.sync_gradients and self.budget.clip is not None:
+                self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        if self.accelerator.sync_gradients and self.average is not None:
+            self.average.update()
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The training loss with all that the recipe adds to it; the meter counts it."""
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def criterion(out: Any) -> Tensor:
+            loss, logits = self.criterion(out, targets)
+            seen.append((loss.detach(), logits.detach()))
+            return loss
+
+        with self.autocast():
+            total = self.tempered.loss(lambda: self.runnable(inputs), criterion)
+        losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
+        self.meter.update(total.detach(), losses.mean(), seen[0][1], targets)
+        return total
+
+    def criterion(self, out: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The task's own loss of an output, and the logits in it."""
+        logits = logits_of(out).float()
+        return F.cross_entropy(logits, targets, label_smoothing=self.budget.smoothing), logits
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Lower precision where the budget asks for it."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.budget.precision == "bfloat16")
+
+    def set_lr(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # in place: a CUDA graph has it by its address
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The model in eval mode, with the averaged weights where there are any; afterwards, as it was."""
+        swapped = self.average.swapped_in() if self.average is not None else contextlib.nullcontext()
+        self.model.eval()
+        try:
+            with swapped, torch.no_grad(), self.autocast():
+                yield self.model
+        finally:
+            self.model.train()
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of what is evaluated, on the CPU."""
+        with self.evaluating() as model:
+            return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later steps depend on, except random states."""
+        average = None if self.average is None else self.average.values
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "average": average}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.load(state["average"])
+
+
+def make_optimizer(model: nn.Module, budget: Budget, device: torch.device) -> torch.optim.Optimizer:
+    """Adam with L2 or AdamW, in one fused kernel. On a GPU the rate is a tensor, which a CUDA graph can read."""
+    kind: Callable[..., torch.optim.Optimizer] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
+        budget.optimizer
+    ]
+    on_gpu = device.type == "cuda"
+    rate = torch.tensor(budget.lr, device=device) if on_gpu else budget.lr
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return kind(parameters, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=on_gpu)
+
+
+class Average:
+    """An exponential moving average of a model's weights; what is not a floating-point number is copied."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.live = [*model.parameters(), *model.buffers()]
+        self.values = [tensor.detach().clone() for tensor in self.live]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for value, live in zip(self.values, self.live, strict=True):
+            if value.is_floating_point():
+                value.lerp_(live, 1 - self.decay)
+            else:
+                value.copy_(live)
+
+    @torch.no_grad()
+    def load(self, values: list[Tensor]) -> None:
+        for value, given in zip(self.values, values, strict=True):
+            value.copy_(given)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """A stretch of code in which the model has the averaged weights."""
+        kept = [tensor.detach().clone() for tensor in self.live]
+        self._write(self.values)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    @torch.no_grad()
+    def _write(self, values: list[Tensor]) -> None:
+        for live, value in zip(self.live, values, strict=True):
+            live.copy_(value)

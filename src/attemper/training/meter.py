@@ -1,0 +1,61 @@
+"""What a training epoch measures, summed up on the device so that no step waits for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+__all__ = ["Meter", "Reading"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a meter says: means over the batches so far."""
+
+    loss: float
+    accuracy: float
+    penalty: float
+    """What the recipe added to the loss: penalties, or the comparison of two passes."""
+    bad_batch: int | None
+    """The first batch, counted from 1, whose loss was no number or above the bound."""
+    bad_loss: float | None
+
+
+class Meter:
+    """Sums over the batches of an epoch. `update` waits for nothing and can be captured in a CUDA graph."""
+
+    def __init__(self, bound: float, device: torch.device) -> None:
+        self.bound = bound
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """Of loss, accuracy and penalty."""
+        self.batches = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad_batch = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad_loss = torch.zeros((), device=device)
+
+    def reset(self) -> None:
+        for tensor in (self.sums, self.batches, self.bad_batch, self.bad_loss):
+            tensor.zero_()
+
+    @torch.no_grad()
+    def update(self, total: Tensor, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """Count one batch.
+
+        total: the whole loss, a scalar; loss: the task's own part of it.
+        logits: (B, classes). targets: int64 (B) or probabilities (B, classes).
+        """
+        labels = targets if targets.dim() == 1 else targets.argmax(-1)
+        accuracy = (logits.argmax(-1) == labels).double().mean()
+        self.batches += 1
+        self.sums += torch.stack([loss.double(), accuracy, (total - loss).double()])
+        first = ~(total <= self.bound) & (self.bad_batch == 0)  # NaN is not ≤ anything
+        self.bad_batch.copy_(torch.where(first, self.batches, self.bad_batch))
+        self.bad_loss.copy_(torch.where(first, total.float(), self.bad_loss))
+
+    def read(self) -> Reading:
+        """The means so far; this one waits for the device."""
+        batches = int(self.batches)
+        loss, accuracy, penalty = (self.sums / max(batches, 1)).tolist()
+        bad = int(self.bad_batch)
+        return Reading(loss, accuracy, penalty, bad or None, float(self.bad_loss) if bad else None)
