@@ -1,0 +1,93 @@
+"""The main job: from a plan to a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attemper.study.costs import measure_costs
+from attemper.study.engine import Engine
+from attemper.study.executor import work
+from attemper.study.export import to_csv, to_markdown
+from attemper.study.files import translated, write_whole
+from attemper.study.live import SilentView, View
+from attemper.study.plan import Plan
+from attemper.study.study import Study
+from attemper.study.summary import Summary, summarise
+
+__all__ = ["DEFAULT_PLAN", "compare"]
+
+DEFAULT_PLAN: Mapping[str, Any] = {
+    "title": "Eight recipes on handwritten digits",
+    "task": "digits",
+    "model": "vit-digits",
+    "seeds": 5,
+    "budget": {"epochs": 20, "batch_size": 64},
+    "recipes": [
+        "none",
+        "dropkey(0.1, schedule=decreasing)",
+        "dropattention(0.1)",
+        "hardmask(0.1, k=3)",
+        "blur",
+        "explicit(v=5e-4, ff=5e-4, p=0.2)",
+        "cb",
+        "graying",
+    ],
+}
+"""What `attemper compare` runs without a plan: about three minutes on two cores, and nothing to download."""
+
+
+def compare(
+    plan: Plan | Mapping[str, Any],
+    folder: str | Path,
+    *,
+    workers: int | None = None,
+    root: Path | None = None,
+    view: View | None = None,
+    costs: bool = True,
+    change_plan: bool = False,
+    command: str = "attemper compare",
+    engine: Engine | None = None,
+) -> Summary:
+    """Run what is missing of a plan, measure what each recipe costs, and summarise.
+
+    folder: where results are kept; started again, it goes on from there. A summary is written to it as JSON, CSV and
+        Markdown.
+    workers: how many processes; none: one per GPU, or per core.
+    root: where this machine keeps its data.
+    view: told how it goes on, such as `attemper.study.make_view()`.
+    costs: measure the time of a training step, which takes some seconds per recipe.
+    change_plan: take a folder that holds another plan's study.
+    command: how this was started, for the report.
+    engine: who performs the runs; none: `attemper.training`.
+
+    A plan or folder that cannot work is refused before anything is written. Runs that kept failing leave the summary
+    incomplete, and are named in its notes.
+    """
+    view = view or SilentView()
+    plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
+    study = Study(folder, plan, root, engine=engine, change_plan=change_plan)
+    for note in plan.notes:
+        view.note(note)
+    study.check()
+    try:
+        work(study, workers=workers, view=view)
+    finally:
+        view.close()
+    if costs:
+        measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])
+    summary = summarise(study, command=command)
+    write_summary(summary, study.folder)
+    return summary
+
+
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Put a summary beside its runs: as JSON, as CSV and as Markdown."""
+    texts = {"json": json.dumps(summary, indent=1, allow_nan=False) + "\n"}
+    texts |= {"csv": to_csv(summary), "md": to_markdown(summary)}
+    for suffix, text in texts.items():
+        path = folder / f"summary.{suffix}"
+        with translated(path):
+            write_whole(path, text)

@@ -1,0 +1,67 @@
+"""The door between a study and training: four functions that a study calls and that a test can replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from attemper.training.spec import Budget, RunSpec
+
+__all__ = ["Engine", "Progress", "Task", "Training"]
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Task(Protocol):
+    """What a study needs to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class Engine(Protocol):
+    """Opens tasks, checks and performs runs, measures costs. Goes to other processes, so it can be pickled."""
+
+    def open_task(self, text: str, root: Path | None) -> Task:
+        """The task of a plan; root: where this machine keeps its data."""
+        ...
+
+    def check(self, spec: RunSpec, task: Task) -> None:
+        """Raise an `AttemperError` if the run cannot work, before anything is trained."""
+        ...
+
+    def run(self, spec: RunSpec, task: Task, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        """Perform a run, or go on with it from what is in its folder, and return its result."""
+        ...
+
+    def costs(self, recipes: Sequence[str], task: Task, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        """What a training step costs with each recipe, against 'none'."""
+        ...
+
+
+class Training:
+    """`attemper.training`, imported when it is needed: showing a study's table does not load a training loop."""
+
+    def open_task(self, text: str, root: Path | None) -> Task:
+        from attemper.tasks import open_task
+
+        return open_task(text, root)
+
+    def check(self, spec: RunSpec, task: Any) -> None:
+        from attemper.training import check_run
+
+        check_run(spec, task)
+
+    def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        from attemper.training import run
+
+        return run(spec, task, folder=folder, progress=progress, device=device)
+
+    def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        from attemper.training import step_costs
+
+        return {recipe: dict(cost) for recipe, cost in step_costs(recipes, task, model, budget).items()}

@@ -1,0 +1,126 @@
+"""Runs that cost nothing: a study's bookkeeping can be tested, killed and repeated without training anything."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attemper.errors import ParameterError
+from attemper.study import Plan
+from attemper.training.spec import Budget, RunSpec
+
+EPOCHS = 4
+
+
+@dataclass(frozen=True)
+class FakeTask:
+    name: str = "fake"
+    fingerprint: str = "f00d"
+
+
+def chance(*parts: object) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def make_result(spec: RunSpec, fingerprint: str = "f00d", **changes: Any) -> dict[str, Any]:
+    """A result as training writes it."""
+    accuracy = {part: round(0.5 + 0.4 * chance(spec, part), 4) for part in ("train", "validation", "test")}
+    return {
+        "format": 1,
+        "key": spec.key(fingerprint),
+        "spec": spec.to_dict(),
+        "fingerprint": fingerprint,
+        "status": "finished",
+        "diverged_at": None,
+        "metric": "accuracy",
+        "chosen_epoch": 1,
+        **{part: {"accuracy": value, "loss": 1 - value} for part, value in accuracy.items()},
+        "curve": [{"epoch": 1, "validation": {"accuracy": accuracy["validation"]}}],
+        "rates": [],
+        "parameters": 1000,
+        "timing": {"seconds": 0.1},
+        "versions": {"torch": "0", "device": "cpu"},
+        **changes,
+    }
+
+
+@dataclass
+class FakeEngine:
+    """Performs runs that write a checkpoint per epoch and return numbers that depend on the whole history.
+
+    log: a file that gets one line per run begun from nothing and per result returned.
+    pause: seconds per epoch.
+    troubles: recipe → what happens to its runs at the second epoch.
+    """
+
+    log: Path | None = None
+    pause: float = 0.0
+    troubles: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    misfits: tuple[str, ...] = ()
+    fingerprint: str = "f00d"
+
+    def open_task(self, text: str, root: Path | None) -> FakeTask:
+        return FakeTask(text, self.fingerprint)
+
+    def check(self, spec: RunSpec, task: Any) -> None:
+        if spec.recipe in self.misfits:
+            raise ParameterError(f"{spec.recipe} does not fit")
+
+    def run(
+        self, spec: RunSpec, task: FakeTask, *, folder: Path, progress: Callable[..., None], device: str | None
+    ) -> dict[str, Any]:
+        checkpoint, state, first = folder / "state", "begin", 1
+        if checkpoint.exists():
+            state, first = checkpoint.read_text().split()[0], int(checkpoint.read_text().split()[1]) + 1
+        else:
+            self.note(f"begin {spec.key(task.fingerprint)}")
+        for epoch in range(first, EPOCHS + 1):
+            progress({"epoch": epoch, "epochs": EPOCHS, "step": 1, "steps": 1, "loss": 1.0, "validation": None})
+            time.sleep(self.pause)
+            if epoch == 2 and spec.recipe in self.troubles:
+                self.troubles[spec.recipe](folder)
+            state = hashlib.sha256(f"{spec} {state} {epoch}".encode()).hexdigest()
+            (folder / "part").write_text(f"{state} {epoch}")
+            (folder / "part").replace(checkpoint)
+        self.note(f"end {spec.key(task.fingerprint)}")
+        return make_result(spec, task.fingerprint, weights=state, timing={"seconds": 0.1, "at": time.time()})
+
+    def note(self, line: str) -> None:
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(line + "\n")
+
+    def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        self.note(f"costs {' '.join(recipes)}")
+        cost = {"ratio": 1.5, "low": 1.4, "high": 1.6, "milliseconds": 3.0, "peak_memory": None}
+        return {recipe: {**cost, "ratio": 1.0} if recipe == "none" else dict(cost) for recipe in recipes}
+
+
+def die_once(folder: Path) -> None:
+    """Kill the whole process, the first time."""
+    if not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), 9)
+
+
+def die(folder: Path) -> None:
+    os.kill(os.getpid(), 9)
+
+
+def break_down(folder: Path) -> None:
+    raise RuntimeError("the disk brake is on")
+
+
+def fill_the_disk(folder: Path) -> None:
+    raise OSError(28, "No space left on device", str(folder / "checkpoint"))
+
+
+def make_plan(recipes: Sequence[Any] = ("none", "dropkey(0.1)", "cb"), seeds: Any = 3, **more: Any) -> Plan:
+    return Plan.from_dict({"task": "fake", "model": "vit-digits", "recipes": list(recipes), "seeds": seeds, **more})
