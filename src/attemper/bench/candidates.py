@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,10 +81,13 @@ def candidates(q: Tensor, k: Tensor, v: Tensor, backends: Sequence[str], recipes
     if "listing" in backends:
         found.append(Candidate("listing", "eager", f"dropkey({RATE})", lambda: listing))
     if "listing-compiled" in backends:
-        found.append(Candidate("listing", "compiled", f"dropkey({RATE})", lambda: torch.compile(listing, dynamic=False)))
+        found.append(
+            Candidate(
+                "listing", "compiled", f"dropkey({RATE})", functools.partial(torch.compile, listing, dynamic=False)
+            )
+        )
     if "flex" in backends:
-        found.append(Candidate("flex", "flex", "none", lambda: torch.compile(flex, dynamic=False)))
-        found.append(Candidate("flex", "flex", f"dropkey({RATE})", lambda: torch.compile(flex_dropkey, dynamic=False)))
+        found += flexible(q.device)
     return found
 
 
@@ -137,6 +141,18 @@ def listing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     logits = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
     dropped = torch.bernoulli(torch.full_like(logits, RATE))
     return (logits + dropped * -1e12).softmax(dim=-1) @ v
+
+
+def flexible(device: torch.device) -> list[Candidate]:
+    """FlexAttention without anything, and with DropKey."""
+    found = []
+    for recipe, attend in (("none", flex), (f"dropkey({RATE})", flex_dropkey)):
+        if device.type == "cpu":
+            found.append(Candidate("flex", "compiled", recipe, refusal="has no backward pass on a CPU"))
+        else:
+            make = functools.partial(torch.compile, attend, dynamic=False)
+            found.append(Candidate("flex", "compiled", recipe, make))
+    return found
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -54,9 +54,9 @@ def make_vit(sizes: ViT, library: str) -> nn.Module:
     """A vision transformer with random weights and no dropout of its own."""
     model: nn.Module
     if library == "timm":
-        from timm.models.vision_transformer import VisionTransformer
+        import timm.models
 
-        model = VisionTransformer(
+        model = timm.models.VisionTransformer(
             img_size=sizes.image,
             patch_size=sizes.patch,
             embed_dim=sizes.width,
@@ -65,9 +65,9 @@ def make_vit(sizes: ViT, library: str) -> nn.Module:
             num_classes=sizes.classes,
         )
     else:
-        from torchvision.models import VisionTransformer
+        import torchvision.models
 
-        model = VisionTransformer(
+        model = torchvision.models.VisionTransformer(
             image_size=sizes.image,
             patch_size=sizes.patch,
             hidden_dim=sizes.width,

@@ -108,7 +108,7 @@ class ShapeBench:
         torch._dynamo.reset()  # a compiler that met other shapes before would make one program for all of them
         qkv = self.tensors(self.shape, requires_grad=True)
         dout = self.tensors(self.shape)[0]
-        found = candidates(*qkv, backends=backends, recipes=recipes)
+        found = candidates(qkv[0], qkv[1], qkv[2], backends, recipes)
         rows, prepared = [], {}
         for at, candidate in enumerate(found):
             self.progress(0.8 * at / len(found), f"preparing {candidate}")
@@ -132,8 +132,8 @@ class ShapeBench:
 
     def tensors(self, shape: Shape, requires_grad: bool = False) -> list[Tensor]:
         """Three tensors of a shape, drawn anew."""
-        kind = {"device": self.device, "dtype": self.dtype}
-        return [torch.randn(shape.sizes, **kind).requires_grad_(requires_grad) for _ in range(3)]  # type: ignore[arg-type]
+        drawn = (torch.randn(shape.sizes, device=self.device, dtype=self.dtype) for _ in range(3))
+        return [t.requires_grad_(requires_grad) for t in drawn]
 
     def prepare(self, candidate: Candidate, qkv: list[Tensor], dout: Tensor) -> Prepared:
         """The candidate's forward and backward pass, ready to be timed; raises where that cannot be."""
@@ -155,12 +155,12 @@ class ShapeBench:
         wanted = attemper.attention(*exact, methods=candidate.methods, seed=SEED, impl="reference")
         got = (out, *torch.autograd.grad(out, qkv, dout))
         true = (wanted, *torch.autograd.grad(wanted, exact, dout.double()))
-        return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, true, strict=True))
+        return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, true, strict=True))
 
     def time(self, rows: list[OpsRow], prepared: dict[int, Prepared], ceiling: float | None) -> None:
         """Fill in the figures of the rows that are prepared."""
         places = list(prepared)
-        timers = [lambda one=one: self.stopwatch.seconds(one) for one in prepared.values()]  # type: ignore[misc]
+        timers = [lambda one=one: self.stopwatch.seconds(one) for one in prepared.values()]
 
         def tick(done: int) -> bool:
             self.progress(0.8 + 0.2 * done / self.rounds, f"round {done} of {self.rounds}")

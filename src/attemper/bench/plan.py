@@ -34,7 +34,7 @@ class Plan:
     rounds: int = 15
     """How often every candidate has its turn; figures are medians over the rounds."""
     clock: Clock = "wall"
-    """On a CPU: wall time, or the processor time of this process, for a machine that others use too (with threads 1)."""
+    """On a CPU: wall, or cpu, the process's own processor time, for a machine that others use too (with threads 1)."""
     threads: int | None = None
     """CPU threads of torch; torch's own choice if not given."""
     minutes: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -81,14 +81,17 @@ def bench_step(
     modes = dict.fromkeys(plan.modes or (MODES if device.type == "cuda" else ("eager",)))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     batch = plan.batch or (512 if device.type == "cuda" else 8)
-    with threads(plan.threads), torch.random.fork_rng(), many_programs():
+    with threads(plan.threads), torch.random.fork_rng(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         torch.manual_seed(0)
         stopwatch = make_stopwatch(device, plan.clock)
         head = head_of(plan, device, dtype, stopwatch, command)
-        bench = StepBench(sizes, library, batch, device, dtype, stopwatch, Deadline(plan.minutes), progress)
-        rows, prepared = [], {}
+        images = torch.randn(batch, 3, sizes.image, sizes.image, device=device)
+        labels = torch.randint(sizes.classes, (batch,), device=device)
+        bench = StepBench(sizes, library, images, labels, dtype, stopwatch, Deadline(plan.minutes), progress)
+        rows: list[StepRow] = []
+        prepared: dict[int, Prepared] = {}
         for at, recipe in enumerate(recipes):
-            for mode, result in bench.prepare(recipe, list(modes), at / len(recipes)):
+            for mode, result in bench.prepare(recipe, list(modes), at, len(recipes)):
                 target = step_target(head.machine, recipe, mode)
                 row = StepRow(recipe=recipe, mode=mode, target=target)
                 if isinstance(result, str):
@@ -102,18 +105,19 @@ def bench_step(
     return StepReport(head=head, model=f"{sizes}, from {library}", batch=batch, rows=tuple(ordered))
 
 
-@contextlib.contextmanager
-def many_programs() -> Iterator[None]:
-    """Let one process compile a model for every recipe.
+def compiled(model: nn.Module, number: int) -> Callable[[Tensor], Tensor]:
+    """The model compiled as if it were the only one in this process.
 
-    Torch counts them as recompilations of one function and would give up in silence after a few; eager code would then
-    be measured under the name of compiled code.
+    Torch keeps what it compiled by the code that it compiled: to it, the models of all recipes are one function with
+    ever new guards, which it takes to be dynamic, and gives up in the end. So each gets a code object of its own.
     """
-    torch._dynamo.reset()
-    limits = {"recompile_limit": 1024, "accumulated_recompile_limit": 4096, "fail_on_recompile_limit_hit": True}
-    with torch._dynamo.config.patch(**limits):
-        yield
-    torch._dynamo.reset()
+
+    def forward(x: Tensor) -> Tensor:
+        out: Tensor = model(x)
+        return out
+
+    own = forward.__code__.replace(co_name=f"forward_{number}")
+    return torch.compile(types.FunctionType(own, forward.__globals__, own.co_name, None, forward.__closure__))
 
 
 @dataclass(frozen=True)
@@ -122,50 +126,45 @@ class StepBench:
 
     sizes: ViT
     library: str
-    batch: int
-    device: torch.device
+    images: Tensor
+    labels: Tensor
     dtype: torch.dtype
     stopwatch: Stopwatch
     deadline: Deadline
     progress: Progress
 
-    def prepare(self, recipe: str, modes: list[str], share: float) -> Iterator[tuple[str, Prepared | str]]:
+    def prepare(self, recipe: str, modes: list[str], at: int, of: int) -> Iterator[tuple[str, Prepared | str]]:
         """For each mode, the step of a model under this recipe, ready to be timed, or why there is none."""
         model: nn.Module | None = None
-        for at, mode in enumerate(modes):
-            self.progress(0.8 * (share + 0.01 * at), f"preparing {recipe}, {mode}")
+        for mode in modes:
+            self.progress(0.8 * at / of, f"preparing {recipe}, {mode}")
             try:
                 if self.deadline.passed(PREPARING) and recipe != "none":
                     raise RuntimeError(self.deadline.reason)
                 if model is None:
                     model, handle, optimiser = self.build(recipe)
-                step = self.make_step(model, handle, optimiser, mode)
-                yield mode, self.warm_up(step, model, optimiser)
+                forward = compiled(model, at) if mode == "compiled" else model
+                yield mode, self.warm_up(self.make_step(forward, handle, optimiser), model, optimiser)
             except Exception as error:
                 yield mode, reason_of(error)
 
     def build(self, recipe: str) -> tuple[nn.Module, attemper.Tempered, torch.optim.Optimizer]:
         """A tempered model and its optimiser. Every recipe starts from the same weights."""
         torch.manual_seed(0)
-        model = make_vit(self.sizes, self.library).to(self.device).train()
+        model = make_vit(self.sizes, self.library).to(self.images.device).train()
         handle = attemper.apply(model, "none" if recipe == TWIN else recipe)
         # A rate of zero costs what any other does, and every round computes the same.
-        optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, fused=self.device.type == "cuda")
+        optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, fused=self.images.device.type == "cuda")
         return model, handle, optimiser
 
     def make_step(
-        self, model: nn.Module, handle: attemper.Tempered, optimiser: torch.optim.Optimizer, mode: str
+        self, forward: Callable[[Tensor], Tensor], handle: attemper.Tempered, optimiser: torch.optim.Optimizer
     ) -> Callable[[], None]:
         """One training step on one batch of noise."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        size = (self.batch, 3, self.sizes.image, self.sizes.image)
-        images = torch.randn(size, device=self.device, generator=generator)
-        labels = torch.randint(self.sizes.classes, (self.batch,), device=self.device, generator=generator)
-        forward: Callable[[Tensor], Tensor] = torch.compile(model) if mode == "compiled" else model
 
         def step() -> None:
-            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                loss = handle.loss(lambda: forward(images), lambda out: F.cross_entropy(out, labels))
+            with torch.autocast(self.images.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                loss = handle.loss(lambda: forward(self.images), lambda out: F.cross_entropy(out, self.labels))
             loss.backward()
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -185,7 +184,7 @@ class StepBench:
     def time(self, rows: list[StepRow], prepared: dict[int, Prepared], rounds: int) -> None:
         """Fill in the figures of the rows that are prepared."""
         places = list(prepared)
-        timers = [lambda one=one: self.stopwatch.seconds(one) for one in prepared.values()]  # type: ignore[misc]
+        timers = [lambda one=one: self.stopwatch.seconds(one) for one in prepared.values()]
 
         def tick(done: int) -> bool:
             self.progress(0.8 + 0.2 * done / rounds, f"round {done} of {rounds}")
@@ -201,7 +200,7 @@ class StepBench:
             seconds = float(np.median(times[:, column]))
             peak = prepared[place].peak_bytes
             row = replace(
-                row, milliseconds=seconds * 1e3, samples_per_s=self.batch / seconds, peak_mib=peak / 2**20
+                row, milliseconds=seconds * 1e3, samples_per_s=len(self.images) / seconds, peak_mib=peak / 2**20
             )
             if row.mode in base:
                 ratios = times[:, column] / times[:, base[row.mode]]

@@ -125,7 +125,7 @@ class CudaStopwatch:
         prepared.run()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
 
 Stopwatch = CpuStopwatch | CudaStopwatch
