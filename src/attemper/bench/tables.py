@@ -1,0 +1,221 @@
+"""Reports as tables of text, which the screen, the documentation and the page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attemper.bench.results import OpsRow, Report, Shape, StepReport, StepRow
+from attemper.bench.targets import OPS, STEP
+
+__all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "targets"]
+
+FAMILIES = {"stock": "torch", "flex": "FlexAttention", "listing": "paper's listing", "attemper": "attemper"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under headings."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def about(report: Report) -> list[str]:
+    """What the figures were taken on and how, in a few lines."""
+    head = report.head
+    machine = head.machine
+    lines = [
+        f"{machine.device}, {head.dtype}, {head.date}",
+        ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+    ]
+    if isinstance(report, StepReport):
+        lines.append(f"{report.model}; batch {report.batch}; forward, loss, backward and optimiser")
+    elif report.ceiling_tflops is not None:
+        lines.append(f"a large matrix product reaches {number(report.ceiling_tflops)} TFLOP/s")
+    lines.append(f"medians over {head.rounds} rounds, {head.clock}, {plural(machine.threads, 'CPU thread')}")
+    return [*lines, head.note] if head.note else lines
+
+
+def plural(count: int, word: str) -> str:
+    """Such as '1 thread' and '2 threads'."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def full_tables(report: Report) -> list[Table]:
+    """Everything that was measured: one table per shape, or per mode."""
+    if isinstance(report, StepReport):
+        modes = dict.fromkeys(row.mode for row in report.rows)
+        return [step_table(mode, [row for row in report.rows if row.mode == mode]) for mode in modes]
+    shapes = dict.fromkeys(row.shape for row in report.rows)
+    return [ops_table(shape, [row for row in report.rows if row.shape == shape]) for shape in shapes]
+
+
+def ops_table(shape: Shape, rows: list[OpsRow]) -> Table:
+    """The candidates at one shape, the fastest first."""
+    measured = [row for row in rows if row.milliseconds is not None]
+    columns = ("", "regularised by", "ms", "ratio", "95 %", "target", "peak MiB", "TFLOP/s", "of ceiling", "error")
+    cells = [
+        (
+            f"{FAMILIES[row.family]} {row.name}" + (" *" if row.chosen else ""),
+            row.recipe,
+            number(row.milliseconds),
+            ratio(row.ratio),
+            span(row.low, row.high),
+            against(row.ratio, row.target),
+            number(row.peak_mib),
+            number(row.tflops),
+            "" if row.ceiling_share is None else f"{100 * row.ceiling_share:.0f} %",
+            "" if row.error is None else f"{row.error:.1e}",
+        )
+        for row in sorted(measured, key=lambda row: row.milliseconds or 0.0)
+    ]
+    return Table(f"batch, heads, tokens, head width = {shape}", columns, tuple(cells))
+
+
+def step_table(mode: str, rows: list[StepRow]) -> Table:
+    """The recipes in one mode, in the order in which they were given."""
+    columns = ("recipe", "ms", "ratio", "95 %", "target", "images/s", "peak MiB", "memory ratio")
+    cells = [
+        (
+            row.recipe,
+            number(row.milliseconds),
+            ratio(row.ratio),
+            span(row.low, row.high),
+            against(row.ratio, row.target),
+            number(row.samples_per_s),
+            number(row.peak_mib),
+            ratio(row.memory_ratio),
+        )
+        for row in rows
+        if row.milliseconds is not None
+    ]
+    return Table(f"{mode} training step", columns, tuple(cells))
+
+
+def failures(report: Report) -> list[str]:
+    """What could not be measured and why; recipes that fail alike share a line."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for row in report.rows:
+        if row.failure is not None:
+            who = f"{FAMILIES[row.family]} {row.name}" if isinstance(row, OpsRow) else row.mode
+            places.setdefault((who, row.recipe, row.failure), []).append(_place(row))
+    everywhere = list(dict.fromkeys(map(_place, report.rows)))
+    recipes: dict[tuple[str, str, str], list[str]] = {}
+    for (who, recipe, why), where in places.items():
+        there = "" if where == everywhere else f" at {' and '.join(filter(None, where))}"
+        recipes.setdefault((who, there if any(where) else "", why), []).append(recipe)
+    return [f"{who}, {' / '.join(names)}{there}: {why}" for (who, there, why), names in recipes.items()]
+
+
+def _place(row: OpsRow | StepRow) -> str:
+    return f"{row.shape.tokens}x{row.shape.width}" if isinstance(row, OpsRow) else ""
+
+
+def summary(report: Report) -> Table:
+    """What a user of Attemper gets: for `ops`, per shape, torch's fastest and what `impl="auto"` takes per recipe."""
+    if isinstance(report, StepReport):
+        return step_summary(report)
+    columns = ("batch, heads, tokens, head width", "torch's fastest", "with dropout", "recipe", "Attemper's", "ratio")
+    cells = []
+    for shape in dict.fromkeys(row.shape for row in report.rows):
+        rows = [row for row in report.rows if row.shape == shape and row.milliseconds is not None]
+        bar = fastest(row for row in rows if row.family == "stock" and row.recipe == "none")
+        dropout = fastest(row for row in rows if row.family == "stock" and row.recipe != "none")
+        for row in rows:
+            if row.family == "attemper" and row.chosen:
+                value = f"{number(row.milliseconds)} ms ({row.name})"
+                cells.append((str(shape), named(bar), named(dropout), f"`{row.recipe}`", value, ratio(row.ratio)))
+    return Table("the operator", columns, tuple(cells))
+
+
+def step_summary(report: StepReport) -> Table:
+    """The modes side by side."""
+    modes = list(dict.fromkeys(row.mode for row in report.rows))
+    columns = ("recipe", *(f"{mode}: {what}" for mode in modes for what in ("step", "ratio", "95 %", "memory ratio")))
+    cells = []
+    for recipe in dict.fromkeys(row.recipe for row in report.rows):
+        found = {row.mode: row for row in report.rows if row.recipe == recipe}
+        line: list[str] = [recipe if recipe.startswith("none") else f"`{recipe}`"]
+        for mode in modes:
+            row = found.get(mode)
+            if row is None or row.milliseconds is None:
+                line += ["–", "–", "–", "–"]
+            else:
+                line += [f"{number(row.milliseconds)} ms", ratio(row.ratio), span(row.low, row.high)]
+                line.append(ratio(row.memory_ratio))
+        cells.append(tuple(line))
+    return Table("training steps", columns, tuple(cells))
+
+
+def targets(report: Report) -> Table:
+    """Every target, and what was measured of it: met, missed, or not measured."""
+    if isinstance(report, StepReport):
+        steps = {row.recipe: row.ratio for row in report.rows if row.mode == "compiled"}
+        lines = [(f"`{recipe}`", *verdict(steps.get(recipe), target)) for recipe, target in STEP.items()]
+        return Table("targets of a compiled step", ("recipe", "target", "measured", ""), tuple(lines))
+    ratios = {
+        (row.recipe, row.shape.tokens, row.shape.width): row.ratio
+        for row in report.rows
+        if row.family == "attemper" and row.chosen
+    }
+    cells = [
+        (f"{tokens} ({width})", f"`{recipe}`", *verdict(ratios.get((recipe, tokens, width)), target))
+        for recipe, by_size in OPS.items()
+        for (tokens, width), target in by_size.items()
+    ]
+    return Table("targets of the operator", ("tokens (head width)", "recipe", "target", "measured", ""), tuple(cells))
+
+
+def verdict(value: float | None, target: float) -> tuple[str, str, str]:
+    """Target, measured, and whether it was met."""
+    if value is None:
+        return f"≤ {target:.2f}", "–", "not measured"
+    return f"≤ {target:.2f}", ratio(value), "met" if value <= target else "missed"
+
+
+def against(value: float | None, target: float | None) -> str:
+    """Such as '≤ 0.90 met'."""
+    if value is None or target is None:
+        return ""
+    return f"≤ {target:.2f} {'met' if value <= target else 'missed'}"
+
+
+def fastest(rows: Iterable[OpsRow]) -> OpsRow | None:
+    """The row with the shortest time."""
+    return min(rows, key=lambda row: row.milliseconds or 0.0, default=None)
+
+
+def named(row: OpsRow | None) -> str:
+    """Such as '0.42 ms (cudnn)'."""
+    return "–" if row is None else f"{number(row.milliseconds)} ms ({row.name})"
+
+
+def number(value: float | None) -> str:
+    """Three digits that count, and no exponent.
+
+    >>> number(0.41949), number(15408.2), number(None)
+    ('0.419', '15408', '–')
+    """
+    if value is None:
+        return "–"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio to two digits."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def span(low: float | None, high: float | None) -> str:
+    """An interval."""
+    return "" if low is None or high is None else f"{low:.2f} … {high:.2f}"
+
+
+def markdown(table: Table) -> str:
+    """The table as the documentation shows it; columns without any entry are left out."""
+    used = [at for at, _ in enumerate(table.columns) if any(row[at] for row in table.rows)]
+    lines = [[table.columns[at] for at in used], ["---"] * len(used), *([row[at] for at in used] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
