@@ -1,0 +1,49 @@
+"""The command line: `attemper compare`, `train`, `reproduce`, `study`, `report`, `methods`, `data`, `bench`.
+
+Every command is a small dataclass whose fields are its options and whose `run` does the work and gives the exit code.
+0: done. 1: done, but some runs failed. 2: what was asked for cannot be done. 130: stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command, and return its exit code. words: the command line; None: the one that was typed."""
+    words = sys.argv[1:] if words is None else list(words)
+    try:
+        from attemper.cli.commands import read
+    except ModuleNotFoundError as error:
+        if error.name in ("attemper", None) or error.name.startswith("attemper."):
+            raise
+        _complain(f"the command line needs '{error.name}': pip install 'attemper[study]'")
+        return 2
+    from attemper.errors import AttemperError
+    from attemper.study.errors import StoppedError
+
+    try:
+        return read(words).run(words)
+    except StoppedError as stopped:
+        _complain(str(stopped))
+        return 130
+    except KeyboardInterrupt:
+        _complain("stopped")
+        return 130
+    except AttemperError as error:
+        _complain(str(error))
+        return 2
+    except ModuleNotFoundError as error:
+        _complain(f"this needs '{error.name}', which is not installed: pip install 'attemper[study]'")
+        return 2
+    except BrokenPipeError:  # whoever read our output has enough of it
+        sys.stderr.close()
+        return 0
+
+
+def _complain(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"attemper: {text}\n")

@@ -1,0 +1,48 @@
+"""Options that several commands have, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+__all__ = ["Change", "Costs", "Data", "Folder", "Json", "Number", "Numbers", "Text", "Texts", "Workers", "Writable"]
+
+Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT …", help_behavior_hint="")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X …", help_behavior_hint="")]
+Writable = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help="The study's folder.")]
+Data = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="PATH",
+        help="Where data sets lie on this machine; otherwise the variable ATTEMPER_DATA says it, else it is ./data.",
+        help_behavior_hint="",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    tyro.conf.arg(
+        metavar="N",
+        help="Processes that train side by side; otherwise one per GPU, or per core.",
+        help_behavior_hint="",
+    ),
+]
+Costs = Annotated[
+    bool,
+    tyro.conf.arg(
+        name="no-costs", help="Do not measure what a training step costs with each recipe.", help_behavior_hint=""
+    ),
+]
+Json = Annotated[
+    bool,
+    tyro.conf.arg(help="Print the result as JSON; progress goes to standard error.", help_behavior_hint=""),
+]
+Change = Annotated[
+    bool,
+    tyro.conf.arg(help="Use a folder that holds another plan's study; results in common stay.", help_behavior_hint=""),
+]

@@ -1,0 +1,92 @@
+"""`attemper train`: one run, without a study around it."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attemper.cli.options import Data, Json, Text, Writable
+from attemper.cli.show import console, print_json, say
+from attemper.recipe import as_methods, render
+from attemper.training.spec import Budget, RunSpec
+
+__all__ = ["Train"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one model with one recipe, and tell what it reached.
+
+    The epoch is chosen on validation, and the test set is read once, at the end. With --folder the run can be stopped
+    and goes on where it was; its result is then written there as result.json.
+
+    Examples
+      attemper train
+      attemper train --recipe "dropkey(0.1) + cb" --seed 3 --epochs 30
+      attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one
+    """
+
+    task: str = "digits"
+    """Such as digits, cifar10, cifar100, folder:PATH, timm:NAME."""
+    model: str = "vit-digits"
+    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    recipe: str = "none"
+    """Such as "dropkey(0.1, schedule=decreasing) + cb"."""
+    seed: int = 0
+    """Of the split, the initial weights, the order of batches and every draw."""
+    budget: Budget = field(default_factory=Budget)
+    folder: Writable = None
+    """Where checkpoints and the result go; otherwise nothing is written."""
+    data: Data = None
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.study.files import translated, write_whole
+        from attemper.tasks import open_task
+        from attemper.training import check_run, run
+
+        where = console(json=self.json)
+        task = open_task(self.task, self.data)
+        recipe = render(as_methods(self.recipe))
+        spec = RunSpec(task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget)
+        check_run(spec, task)
+        if self.folder is not None:
+            with translated(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+            line = bar.add_task(recipe, total=1.0, told="")
+
+            def progress(event: dict[str, Any]) -> None:
+                done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
+                bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
+
+            result = run(spec, task, folder=self.folder, progress=progress, device=self.device)
+        if self.folder is not None:
+            path = self.folder / "result.json"
+            with translated(path):
+                write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
+        self._show(result, where)
+        return 0
+
+    def _show(self, result: dict[str, Any], where: Any) -> None:
+        metric = result["metric"]
+        parts = ", ".join(f"{part} {100 * result[part][metric]:.2f} %" for part in ("train", "validation", "test"))
+        timing = result["timing"]
+        say(where, f"{result['spec']['recipe']}: {metric} {parts}, at epoch {result['chosen_epoch']}")
+        if result["status"] == "diverged":
+            say(where, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
+        say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} images/s")
+        if self.json:
+            print_json(result)
