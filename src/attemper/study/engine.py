@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 class Training:
-    """`attemper.training`, imported when it is needed: showing a study's table does not load a training loop."""
+    """`attemper.training`, imported when it is needed."""
 
     def open_task(self, text: str, root: Path | None) -> Task:
         from attemper.tasks import open_task

@@ -73,6 +73,7 @@ def work(study: Study, *, workers: int | None = None, view: View | None = None) 
         ) from None
     finally:
         crew.stop()
+    study.sweep()
     status = status_of(study)
     view.show(status)
     return status

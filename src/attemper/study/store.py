@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -131,10 +130,7 @@ class Store:
 
     def attempts(self) -> Counter[str]:
         """How many attempts at each run went wrong."""
-        try:
-            names = os.listdir(self.folder / "failures")
-        except OSError:
-            return Counter()
+        names = (path.name for path in self._files("failures"))
         return Counter(name.partition(".")[0] for name in names if name.endswith(".json"))
 
     def add_failure(self, key: str, error: str, traceback: str = "") -> None:
@@ -151,15 +147,22 @@ class Store:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def sweep(self, keys: list[str], older_than: float) -> None:
-        """Remove what killed workers left behind: checkpoints of finished runs, and parts of files nobody writes."""
-        for key in keys:
-            if self.work(key).exists() and self.result(key) is not None:
-                self.forget(key)
+    def leftovers(self) -> set[str]:
+        """The runs of which something lies in the folder that a finished run no longer needs."""
+        return {path.name.partition(".")[0] for name in ("work", "progress", "claims") for path in self._files(name)}
+
+    def sweep_parts(self, older_than: float) -> None:
+        """Remove parts of files that were being written when their process was killed."""
         for part in self.folder.glob("*/.*.part"):
             with contextlib.suppress(OSError):
                 if time.time() - part.stat().st_mtime > older_than:
                     part.unlink()
+
+    def _files(self, name: str) -> list[Path]:
+        try:
+            return list((self.folder / name).iterdir())
+        except OSError:
+            return []
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Any
 
 from attemper.errors import AttemperError
 from attemper.study.claims import STALE_AFTER, Claim, Claims, Holder, LostClaimError
-from attemper.study.engine import Engine, Progress, Task, Training
+from attemper.study.engine import Engine, Task, Training
 from attemper.study.errors import FolderError, PlanError, StudyError
 from attemper.study.files import folder_error, is_folder_trouble, translated, write_whole
 from attemper.study.plan import Entry, Plan
@@ -88,7 +88,7 @@ class Study:
             held = json.loads(path.read_text())
             if held["plan"] == self.plan.task:
                 return {name: str(held[name]) for name in ("plan", "task", "fingerprint")}
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FolderError(f"{path} cannot be read ({error}); remove it and run the same command again.") from None
@@ -169,8 +169,16 @@ class Study:
                 (self.folder / name).mkdir(exist_ok=True)
         for key in set(self.store.attempts()) & set(self.runs):
             self.store.clear_failures(key)
-        self.store.sweep(list(self.runs), older_than=self.claims.stale_after)
+        self.sweep()
         return [f"{self.store.path(key)} is corrupt; it is set aside and run again" for key in self.corrupt()]
+
+    def sweep(self) -> None:
+        """Remove what workers that were killed have left of finished runs."""
+        for key in self.store.leftovers() & set(self.runs):
+            if self.store.result(key) is not None:
+                self.store.forget(key)
+                self.claims.clear(key)
+        self.store.sweep_parts(older_than=self.claims.stale_after)
 
     def corrupt(self) -> list[str]:
         """The runs whose file is no result."""
@@ -224,7 +232,7 @@ class Study:
             elif key not in self._given_up():
                 if self.store.corrupt(key):
                     say(f"corrupt result set aside as {self.store.set_aside(key)}")
-                result = self._run(claim, stop, device)
+                result = self._run(claim, stop, device, say)
                 claim.check()
                 self.store.save(key, result)
                 claim.finish()
@@ -241,17 +249,18 @@ class Study:
         finally:
             claim.release()
 
-    def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None) -> Result:
+    def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None, say: Callable[[str], None]) -> Result:
         def progress(event: dict[str, Any]) -> None:
             if stop() or claim.lost:
                 raise Halt
+            if "warning" in event:
+                say(f"{self.describe(claim.key)}: {event['warning']}")
             self.store.tell(claim.key, event)
 
         folder = self.store.work(claim.key)
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        told: Progress = progress
-        return self.engine.run(self.runs[claim.key], self.task, folder=folder, progress=told, device=device)
+        return self.engine.run(self.runs[claim.key], self.task, folder=folder, progress=progress, device=device)
 
     def describe(self, key: str) -> str:
         """A run in words."""

@@ -1,0 +1,354 @@
+"""Studies: only missing runs run, each once, whatever is killed; what is wrong is named before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attemper.errors import AttemperError
+from attemper.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
+from attemper.study import files as study_files
+from study_fakes import (
+    FakeEngine,
+    break_down,
+    die,
+    die_once,
+    fill_the_disk,
+    make_plan,
+    make_result,
+)
+from test_claims import silence
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def results_without_timings(folder: Path) -> dict[str, str]:
+    """The text of every result, in the bytes in which it lies there, without what may differ."""
+    texts = {}
+    for path in (folder / "runs").iterdir():
+        result = json.loads(path.read_text())
+        assert path.read_text() == json.dumps(result, sort_keys=True, indent=1) + "\n"
+        result.pop("timing")
+        texts[path.name] = json.dumps(result, sort_keys=True)
+    return texts
+
+
+def worked(folder: Path, plan: Any = None, **options: Any) -> Study:
+    study = Study(folder, plan or make_plan(), engine=options.pop("engine", FakeEngine()), **options)
+    study.prepare()
+    study.work()
+    return study
+
+
+def test_a_study_does_every_run_once_and_only_what_is_missing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    study = worked(tmp_path / "study", engine=FakeEngine(log))
+    assert len(study.results()) == 9
+    assert study.missing() == []
+    assert set(Counter(log.read_text().splitlines()).values()) == {1}
+    study.store.path(next(iter(study.runs))).unlink()
+    again = worked(tmp_path / "study", engine=FakeEngine(log))
+    assert len(again.results()) == 9
+    assert len(log.read_text().splitlines()) == 2 * (9 + 1)
+
+
+def test_a_finished_study_leaves_results_and_nothing_else(tmp_path: Path) -> None:
+    study = worked(tmp_path)
+    assert tree(tmp_path) == ["data.json", "plan.yaml", *sorted(f"runs/{key}.json" for key in study.runs)]
+
+
+def test_opening_a_study_writes_nothing(tmp_path: Path) -> None:
+    study = Study(tmp_path / "study", make_plan(), engine=FakeEngine(misfits=("cb(cb)", "dropkey(0.1)")))
+    with pytest.raises(PlanError) as caught:
+        study.check()
+    assert "2 of the plan's recipes cannot be run with vit-digits" in str(caught.value)
+    assert "- dropkey(0.1): dropkey(0.1) does not fit" in str(caught.value)
+    assert "- cb(cb): cb(cb) does not fit" in str(caught.value)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="holds no study"):
+        Study(tmp_path)
+
+
+def test_a_study_can_be_read_without_its_data(tmp_path: Path) -> None:
+    worked(tmp_path)
+
+    class NoData(FakeEngine):
+        def open_task(self, text: str, root: Path | None) -> Any:
+            raise StudyError("there is no data here")
+
+    assert status_of(Study(tmp_path, engine=NoData())).complete
+
+
+def test_changed_data_is_refused(tmp_path: Path) -> None:
+    worked(tmp_path)
+    with pytest.raises(StudyError, match="is not what this study began with"):
+        Study(tmp_path, engine=FakeEngine(fingerprint="beef")).prepare()
+
+
+def test_a_longer_plan_goes_on_with_a_folder(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    worked(tmp_path / "study", engine=FakeEngine(log))
+    longer = make_plan(["none", "dropkey(0.1)", "cb", "blur"], seeds=4)
+    study = worked(tmp_path / "study", longer, engine=FakeEngine(log))
+    assert len(log.read_text().splitlines()) == 2 * 16
+    assert Study(tmp_path / "study").plan == longer
+    assert len(study.results()) == 16
+
+
+def test_another_plan_is_refused_unless_it_is_said_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    worked(tmp_path / "study", engine=FakeEngine(log))
+    other = make_plan(["none", "blur"])
+    with pytest.raises(StudyError, match="6 of its 9 runs are not in this one"):
+        Study(tmp_path / "study", other, engine=FakeEngine())
+    study = worked(tmp_path / "study", other, engine=FakeEngine(log), change_plan=True)
+    assert len(study.results()) == 6
+    assert len(log.read_text().splitlines()) == 2 * (9 + 3)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "null", "\x00" * 40], ids=repr)
+def test_a_corrupt_result_is_set_aside_named_and_run_again(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = worked(tmp_path)
+    key = next(iter(study.runs))
+    whole = study.results()[key]["weights"]
+    study.store.path(key).write_text(text)
+    assert study.missing() == [key]
+    assert f"{key}.json is corrupt" in study.prepare()[0]
+    study.work()
+    assert f"set aside as {study.store.path(key)}.corrupt-1" in capsys.readouterr().out
+    assert study.store.path(key).with_name(f"{key}.json.corrupt-1").read_text() == text
+    assert study.results()[key]["weights"] == whole
+
+
+def test_a_result_of_another_run_or_with_nan_is_corrupt(tmp_path: Path) -> None:
+    study = worked(tmp_path)
+    one, two = list(study.runs)[:2]
+    study.store.path(one).write_bytes(study.store.path(two).read_bytes())
+    study.store.path(two).write_text(json.dumps(make_result(study.runs[two], train={"accuracy": float("nan")})))
+    assert study.missing() == [one, two]
+
+
+def test_a_run_that_returns_no_result_is_a_failure(tmp_path: Path) -> None:
+    class Careless(FakeEngine):
+        def run(self, spec: Any, task: Any, **options: Any) -> dict[str, Any]:
+            return make_result(spec, test={"accuracy": float("inf")})
+
+    study = worked(tmp_path, make_plan(["none"], seeds=1), engine=Careless(), attempts=2)
+    assert len(study.failed()) == 1
+    assert "runs/" not in str(tree(tmp_path))
+
+
+def test_a_run_that_fails_is_tried_again_given_up_and_reported_while_others_go_on(tmp_path: Path) -> None:
+    plan = make_plan(seeds=2)
+    study = worked(tmp_path, plan, engine=FakeEngine(troubles={"cb(cb)": break_down}))
+    summary = summarise(study)
+    assert not summary["complete"]
+    assert "cb(cb), seed 0 was given up after 3 attempts: RuntimeError: the disk brake is on" in summary["notes"][0]
+    assert summary["verdict"].startswith("Not complete: 2 runs are missing (2 given up after errors)")
+    assert status_of(study).failed == 2
+    failure = study.store.failures(study.failed()[0])[0]
+    assert "break_down" in failure["traceback"]
+    assert status_of(worked(tmp_path, plan)).complete, "started again, a study tries again"
+    assert not list((tmp_path / "failures").iterdir())
+
+
+@pytest.mark.parametrize("moment", ["result", "checkpoint"])
+def test_a_full_disk_ends_the_study_with_nothing_half_written(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(troubles={"none": fill_the_disk} if moment == "checkpoint" else {})
+    study = Study(tmp_path, make_plan(), engine=engine)
+    study.prepare()
+    before = tree(tmp_path)
+    if moment == "result":
+        monkeypatch.setattr(study_files.os, "fsync", lambda handle: fill_the_disk(tmp_path))
+    with pytest.raises(FolderError, match="no space is left on the disk; make room"):
+        study.work()
+    monkeypatch.undo()
+    left = set(tree(tmp_path)) - set(before)
+    assert not any(name.startswith("runs/") or name.endswith(".part") for name in left)
+    assert not list((tmp_path / "failures").glob("*")), "the run is not to blame"
+    assert len(worked(tmp_path).results()) == 9
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="is a file, not a folder"):
+        Study(tmp_path / "file" / "study", make_plan(), engine=FakeEngine()).prepare()
+
+    def read_only(*args: Any, **kwargs: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(FolderError, match="the file system is read-only; choose a folder"):
+        Study(tmp_path / "study", make_plan(), engine=FakeEngine()).prepare()
+
+
+def test_a_finished_study_can_be_shown_from_a_folder_that_may_only_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked(tmp_path)
+    monkeypatch.setattr(study_files, "write_whole", lambda *args, **options: pytest.fail("it writes"))
+    monkeypatch.setattr(os, "open", lambda *args, **options: pytest.fail("it writes"))
+    assert status_of(Study(tmp_path)).done == 9
+
+
+def test_the_worker_that_lost_its_claim_leaves_the_run_to_the_other(tmp_path: Path) -> None:
+    plan, heirs = make_plan(["none"], seeds=1), []
+
+    def take_over(folder: Path) -> None:
+        other = Study(tmp_path, plan, engine=FakeEngine())
+        silence(other.claims, folder.name)
+        heirs.append(other.claim())
+
+    study = Study(tmp_path, plan, engine=FakeEngine(troubles={"none": take_over}))
+    study.prepare()
+    claim = study.claim()
+    assert claim is not None
+    study.perform(claim, stop=lambda: False, device=None, say=print)
+    assert study.results() == {}
+    assert heirs[0] is not None
+    heirs[0].check()
+
+
+def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(seeds=4), engine=FakeEngine())
+    study.prepare()
+    keys = list(study.runs)
+    for key in keys[:5]:
+        study.store.save(key, make_result(study.runs[key], status="diverged" if key == keys[0] else "finished"))
+    held = study.claim()
+    assert held is not None
+    study.store.tell(held.key, {"epoch": 2, "epochs": 4, "step": 1, "steps": 2, "loss": 0.5})
+    for _ in range(3):
+        study.store.add_failure(keys[6], "it broke")
+    status = status_of(study)
+    assert (status.total, status.done, len(status.running), status.failed, status.missing) == (12, 5, 1, 1, 5)
+    assert [(r.total, r.done, len(r.running), r.failed, r.missing) for r in status.recipes] == [
+        (4, 2, 0, 1, 1),
+        (4, 2, 0, 0, 2),
+        (4, 1, 1, 0, 2),
+    ]
+    assert status.recipes[0].diverged == 1
+    running = status.running[0]
+    assert (running.name, running.pid, running.share, running.loss) == ("cb(cb), seed 1", os.getpid(), 0.375, 0.5)
+    assert status.seconds_left == pytest.approx(0.1 * (1 - 0.375) + 0.1 * 5)
+    held.release()
+
+
+def test_workers_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    """Two workers at a time, killed without warning more than twenty times, against a study that nobody disturbed."""
+    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur"], seeds=5)
+    quiet = worked(tmp_path / "quiet", plan)
+    study = Study(tmp_path / "killed", plan, engine=FakeEngine(pause=0.03), attempts=10**6, stale_after=3)
+    study.prepare()
+    moments, kills, crew = random.Random(7), 0, list[int]()
+    while study.missing():
+        while len(crew) < 2:
+            crew.append(start_worker(study))
+        if kills < 24:
+            time.sleep(moments.uniform(0.01, 0.05))
+            victim = crew.pop(moments.randrange(2))
+            os.kill(victim, signal.SIGKILL)
+            kills += os.waitpid(victim, 0)[1] == signal.SIGKILL
+        else:
+            time.sleep(0.05)
+    for pid in crew:
+        os.waitpid(pid, 0)
+    assert kills >= 20
+    study.store.sweep_parts(older_than=0)
+    study.prepare()
+    assert results_without_timings(tmp_path / "killed") == results_without_timings(tmp_path / "quiet")
+    assert tree(tmp_path / "killed") == tree(tmp_path / "quiet") == tree(quiet.folder)
+
+
+def start_worker(study: Study) -> int:
+    pid = os.fork()  # faster than a new interpreter; the fake runs do not touch torch
+    if pid:
+        return pid
+    try:
+        study.work(say=lambda text: None)
+    finally:
+        os._exit(0)
+
+
+class Recorder:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.closed = False
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def show(self, status: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_four_workers_do_every_run_once_though_some_die_and_some_runs_fail(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path / "log", pause=0.01, troubles={"dropkey(0.1)": die_once, "blur(1.0)": break_down})
+    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur", "graying"], seeds=2)
+    view = Recorder()
+    status = work(Study(tmp_path / "study", plan, engine=engine), workers=4, view=view)
+    assert (status.total, status.done, status.failed, len(status.running)) == (10, 8, 2, 0)
+    lines = Counter((tmp_path / "log").read_text().splitlines())
+    assert len(lines) == 8 + 10
+    assert set(lines.values()) == {1}, "a run that died goes on from its checkpoint, and no result is made twice"
+    assert sum("was killed by signal 9" in note for note in view.notes) == 1
+    assert sum("went wrong: RuntimeError" in note for note in view.notes) == 6
+
+
+def test_a_run_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(["none"], seeds=2), engine=FakeEngine(troubles={"none": die}))
+    study.prepare()
+    deaths = 0
+    while study.missing():
+        deaths += os.waitpid(start_worker(study), 0)[1] == signal.SIGKILL
+    assert deaths == 2 * 3
+    assert status_of(study).failed == 2
+    assert "died during the run" in study.store.failures(study.failed()[0])[0]["error"]
+
+
+class Impatient(Recorder):
+    """Presses Ctrl-C, in the parent and in its workers, as soon as something runs."""
+
+    def show(self, status: Any) -> None:
+        if status.running:
+            for run in status.running:
+                os.kill(run.pid, signal.SIGINT)
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_stops_the_workers_and_says_how_to_resume(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(), engine=FakeEngine(pause=0.5))
+    view = Impatient()
+    with pytest.raises(StoppedError, match=r"Stopped with \d of 9 runs done. Nothing is lost: run the same command"):
+        work(study, workers=2, view=view)
+    assert status_of(study).running == ()
+    assert not any("died" in json.loads(path.read_text())["error"] for path in (tmp_path / "failures").glob("*"))
+
+
+def test_what_no_worker_can_go_on_from_ends_the_study_with_the_reason(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(), engine=FakeEngine(troubles={"none": fill_the_disk}))
+    with pytest.raises(AttemperError, match="no space is left"):
+        work(study, workers=1)
+    with pytest.raises(StudyError, match="workers is 0"):
+        work(study, workers=0)
