@@ -39,7 +39,7 @@ def render(summary: Mapping[str, Any]) -> str:
     data["recipes"] = [{k: v for k, v in entry.raw.items() if k != "curves"} for entry in ranked]
     head = _verdict(summary) + _notices(ranked, summary) + _facts(ranked, summary) + data_block("summary", data)
     shown = [section for section in sections if section is not None]
-    return page(title, shown, head=head, kicker="Attemper · a comparison of recipes")
+    return page(title, shown, head=head, kicker="Attemper · comparison")
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
