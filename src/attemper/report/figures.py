@@ -86,9 +86,10 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float | None,
     """Student's interval of the mean; none with fewer than two values."""
     if len(values) < 2:
         return None, None
-    from scipy import stats
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 

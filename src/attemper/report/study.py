@@ -60,6 +60,7 @@ def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         notices.append(f"Runs that diverged, with the number of them: {', '.join(diverged)}.")
     if ranked and max(len(entry.test) for entry in ranked) == 1:
         notices.append("One seed only: without a second one, nothing can be said about uncertainty.")
+    notices += [str(note) for note in summary.get("notes") or ()]
     return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
 
 

@@ -26,7 +26,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         Column("gap", numeric=True, rising=True, hint="train less test, in points"),
         Column("step time", numeric=True, rising=True, hint="ratio to none"),
         Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
-        Column("runs", numeric=True, hint="finished or diverged; missing ones are named"),
+        Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
     ]
     rows = [
         [
@@ -104,7 +104,7 @@ def _interval(given: Mapping[str, Any], name: str, digits: int) -> Cell:
 
 
 def _runs(entry: Entry) -> Cell:
-    done = len(entry.seeds) - entry.missing
+    done = len(entry.test)
     parts = [f"{entry.diverged} diverged"] if entry.diverged else []
     parts += [f"{entry.missing} missing"] if entry.missing else []
     below = f"<small>{', '.join(parts)}</small>" if parts else ""
@@ -183,7 +183,7 @@ def _yaml(plan: Mapping[str, Any]) -> str:
 
 def _flow(value: Any) -> str:
     """A value of YAML on one line."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...")
