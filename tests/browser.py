@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,18 +37,19 @@ class Browser:
         there, ours = os.pipe()
         mine, theirs = os.pipe()
         self._write, self._read = ours, mine
-        # The browser reads its orders from descriptor 3 and answers on 4, which the shell sets up for it.
-        line = f'exec "$0" "$@" 3<&{there} 4>&{theirs}'
+        # The browser reads its orders from descriptor 3 and answers on 4: out of the way first, then into place.
+        inside = [fcntl.fcntl(pipe, fcntl.F_DUPFD, 10) for pipe in (there, theirs)]
+        place = f"import os, sys; os.dup2({inside[0]}, 3); os.dup2({inside[1]}, 4); os.execv(sys.argv[1], sys.argv[1:])"
         flags = "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-dev-shm-usage --hide-scrollbars"
-        command = ["sh", "-c", line, program, *flags.split(), "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        command = [program, *flags.split(), "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
         self.process = subprocess.Popen(
-            [*command, "about:blank"],
-            pass_fds=(there, theirs),
+            [sys.executable, "-c", place, *command],
+            pass_fds=inside,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(there)
-        os.close(theirs)
+        for pipe in (there, theirs, *inside):
+            os.close(pipe)
         self._buffer, self._number, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []
         target = next(t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page")
@@ -84,9 +87,7 @@ class Browser:
     def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Load a file from disk, at this size and in this theme, and wait until it is there."""
         phone = width < 600
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[theme])
         self.events.clear()

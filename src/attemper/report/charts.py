@@ -20,7 +20,7 @@ from attemper.report.scale import Scale, finite, make_scale, number, shorten
 
 __all__ = ["Axis", "Bar", "Curve", "Point", "Row", "bars", "dots", "key", "legend", "lines", "scatter"]
 
-LINES_OF_TEXT = 36
+LINES_OF_TEXT = 30
 """Places along x at which a line chart tells its values: enough to find one, few enough for a small page."""
 
 
@@ -69,7 +69,7 @@ def _dot_row(row: Row, scale: Scale, top: int) -> str:
     middle = top + 29
     hint = f"<title>{escape(row.label)}{': ' if row.note else ''}{escape(row.note)}</title>"
     words = (
-        f'<g>{hint}<text class="label" x="0" y="{top + 15}">{escape(shorten(row.label, 34))}</text>'
+        f"<g>{hint}{_label(row.label, 46 - len(row.note), top + 15)}"
         f'<text class="value" x="100%" y="{top + 15}">{escape(row.note)}</text></g>'
     )
     shapes = [_interval(scale, row.low, row.high, middle, "interval")]
@@ -84,6 +84,17 @@ def _dot_row(row: Row, scale: Scale, top: int) -> str:
         if (known := finite(value)) is not None:
             shapes.append(f"<g>{hint}{mark(row.series, percent(scale.at(known)), middle, hollow=hollow)}</g>")
     return words + series_group(row.series, "".join(shapes))
+
+
+def _label(text: str, room: int, y: int) -> str:
+    """The text as it fits on a phone, with room for so many letters, and as it fits elsewhere."""
+    brief, full = shorten(text, max(room, 12)), shorten(text, max(room, 12) + 18)
+    if brief == full:
+        return f'<text class="label" x="0" y="{y}">{escape(full)}</text>'
+    return (
+        f'<text class="label brief" x="0" y="{y}">{escape(brief)}</text>'
+        f'<text class="label full" x="0" y="{y}">{escape(full)}</text>'
+    )
 
 
 def _interval(scale: Scale, low: float | None, high: float | None, y: float, kind: str) -> str:
@@ -107,16 +118,27 @@ class Curve:
 
 
 def lines(
-    curves: Sequence[Curve], *, title: str, x: Axis, y: Axis, note: str = "", height: int = 240, digits: int = 3
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    x: Axis,
+    y: Axis,
+    note: str = "",
+    height: int = 240,
+    digits: int = 3,
+    focus: float = 0.0,
 ) -> str:
     """Lines over a common axis, each with its band. A value that is None leaves a gap.
 
     digits: significant ones, in the values that are shown when the chart is pointed at.
+    focus: the share of the x axis, from its start, that the y axis need not fit: lines may come in from outside there.
     """
     top, bottom = 22, height - 42
     curves = [curve for curve in curves if any(finite(value) is not None for value in curve.y)]
     across = make_scale([value for curve in curves for value in curve.x], count=6, margin=0.0)
-    up = y.scale([value for curve in curves for part in (curve.y, curve.low, curve.high) for value in part])
+    up = y.scale(
+        [value for curve in curves for value in _after(curve, across.low + focus * (across.high - across.low))]
+    )
     spoken = "; ".join(f"{curve.label}: {number(_last(curve.y), significant=digits)}" for curve in curves)
     body = ""
     if curves:
@@ -128,6 +150,12 @@ def lines(
             f'preserveAspectRatio="none">{shapes}</svg>' + _columns(curves, across, x.label, top, bottom, digits)
         )
     return figure(title, note, f"{y.label} over {x.label}. At the end: {spoken}", "wide", height, body)
+
+
+def _after(curve: Curve, start: float) -> list[float | None]:
+    """The numbers of a line and its band from this x on; all of them where it ends before."""
+    kept = [at for at, x in enumerate(curve.x) if x >= start] or range(len(curve.x))
+    return [part[at] for part in (curve.y, curve.low, curve.high) if part for at in kept]
 
 
 def _curve(curve: Curve, across: Scale, up: Scale) -> str:
@@ -224,7 +252,7 @@ def _labels(points: Sequence[tuple[str, float, float]]) -> str:
     for label, x, y in points:
         text = shorten(label, 30)
         long = letter * len(text)
-        for anchor, across, up in (("start", 10, 0), ("end", -10, 0), ("start", 6, -12), ("start", 6, 13)):
+        for anchor, across, up in (("start", 8, -10), ("end", -8, -10), ("start", 8, 11), ("end", -8, 11)):
             left = x * width + across - (long if anchor == "end" else 0)
             box = (left, y + up - line / 2, left + long, y + up + line / 2)
             inside = box[0] >= 0 and box[2] <= width

@@ -15,10 +15,12 @@ from attemper.report.scale import finite, number, signed
 
 __all__ = ["accuracy", "cost", "curves", "gap", "published", "rates"]
 
-MOST_POINTS = 80
+MOST_POINTS = 60
 """Of a learning curve: more cannot be told apart at the size of a panel."""
-SHOWN_AT_FIRST = 6
-"""Learning curves at once; the others wait for their button."""
+SHOWN_AT_FIRST = 8
+"""Learning curves in a study of many recipes; the others wait for their button."""
+FOCUS = 0.2
+"""The part of training that the axes of learning curves need not fit: what matters comes later, and is much closer."""
 
 
 def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section:
@@ -48,8 +50,8 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section
     return Section(
         heading=metric[:1].upper() + metric[1:],
         lead=(
-            "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of the means "
-            "overlap."
+            "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
+            "means overlap."
         ),
         body=f'<div class="pair">{levels}{_differences(ranked, sure)}</div>',
     )
@@ -84,9 +86,10 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float | None,
     """Student's interval of the mean; none with fewer than two values."""
     if len(values) < 2:
         return None, None
-    from scipy import stats
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
@@ -109,12 +112,11 @@ def curves(ranked: Sequence[Entry], metric: str) -> Section | None:
         found = [curve for entry in ranked if (curve := _curve(entry, read)) is not None]
         if found:
             y = Axis(label=label, log=positive and _spans_decades(found))
-            drawn.append(lines(found, title=title, x=Axis(label="epoch"), y=y, digits=4))
+            drawn.append(lines(found, title=title, x=Axis(label="epoch"), y=y, digits=4, focus=FOCUS))
     if not drawn:
         return None
     known = [entry for entry in ranked if entry.raw.get("curves")]
-    first = sorted(known, key=lambda entry: not entry.baseline)[:SHOWN_AT_FIRST]
-    off = frozenset(entry.series for entry in known) - {entry.series for entry in first}
+    off = frozenset(entry.series for entry in known) - _first(known)
     switches = legend([(entry.name, entry.series) for entry in known], switches=True, off=off)
     both = (
         '<p class="switches"><button type="button" data-all="show">Show all</button>'
@@ -122,9 +124,22 @@ def curves(ranked: Sequence[Entry], metric: str) -> Section | None:
     )
     return Section(
         heading="Learning curves",
-        lead="Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes.",
+        lead=(
+            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes. "
+            f"The first {100 * FOCUS:g} % of training may lie outside the axes."
+        ),
         body=f'<div data-group>{switches}{both}<div class="panels">{"".join(drawn)}</div></div>',
     )
+
+
+def _first(known: Sequence[Entry]) -> set[int]:
+    """The series shown at first: the baseline, the best ones, and with them the best that has a penalty to show."""
+    if len(known) <= SHOWN_AT_FIRST:
+        return {entry.series for entry in known}
+    wanted = [entry for entry in known if entry.baseline]
+    wanted += [entry for entry in known if _curve(entry, lambda at: finite(at.get("penalty")) or None)][:1]
+    wanted += [entry for entry in known if entry not in wanted]
+    return {entry.series for entry in wanted[: SHOWN_AT_FIRST - 2]}
 
 
 def _curve(entry: Entry, read: Callable[[Mapping[str, Any]], float | None]) -> Curve | None:
@@ -249,7 +264,7 @@ def published(ranked: Sequence[Entry], metric: str) -> Section | None:
                 other=value,
                 other_low=None if spread is None else value - spread,
                 other_high=None if spread is None else value + spread,
-                note=f"{number(ours, 2)}, published {number(value, 2)}",
+                note=f"{number(ours, 2)} / {number(value, 2)}",
             )
         )
         cells.append(
@@ -272,7 +287,7 @@ def published(ranked: Sequence[Entry], metric: str) -> Section | None:
         rows,
         title="Ours and published",
         axis=Axis(label=f"test {metric}, %"),
-        note="Filled: ours. Hollow: published. Bars: ± one standard deviation.",
+        note="Filled, and the first figure: ours. Hollow, and the second: published. Bars: ± one standard deviation.",
     )
     return Section(
         heading="Published figures",

@@ -20,16 +20,16 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """How far along the axis a number lies: 0 at the low end, 1 at the high end; beyond them it stays there.
+        """How far along the axis a number lies: 0 at its low end, 1 at its high end, and beyond them what is beyond.
+
+        On a logarithmic axis, numbers that are not above 0 lie at its low end.
 
         >>> Scale(0.0, 10.0, ()).at(2.5)
         0.25
         """
-        low, high = self._place(self.low), self._place(self.high)
-        return min(max((self._place(value) - low) / (high - low), 0.0), 1.0)
-
-    def _place(self, value: float) -> float:
-        return math.log10(max(value, 1e-300)) if self.log else value
+        if not self.log:
+            return (value - self.low) / (self.high - self.low)
+        return math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
 
     def label(self, tick: float) -> str:
         """A tick's text: as many digits as the distance between ticks needs."""

@@ -39,7 +39,7 @@ def render(summary: Mapping[str, Any]) -> str:
     data["recipes"] = [{k: v for k, v in entry.raw.items() if k != "curves"} for entry in ranked]
     head = _verdict(summary) + _notices(ranked, summary) + _facts(ranked, summary) + data_block("summary", data)
     shown = [section for section in sections if section is not None]
-    return page(title, shown, head=head, kicker="Attemper · a comparison of recipes")
+    return page(title, shown, head=head, kicker="Attemper · comparison")
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
@@ -60,6 +60,7 @@ def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         notices.append(f"Runs that diverged, with the number of them: {', '.join(diverged)}.")
     if ranked and max(len(entry.test) for entry in ranked) == 1:
         notices.append("One seed only: without a second one, nothing can be said about uncertainty.")
+    notices += [str(note) for note in summary.get("notes") or ()]
     return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
 
 

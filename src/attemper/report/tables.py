@@ -21,12 +21,12 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         Column("recipe"),
         Column(f"test {metric}, %", numeric=True, hint="mean over seeds ± standard deviation"),
         Column("against none", numeric=True, hint=f"paired difference in points, with its {sure} interval"),
-        Column("p, adjusted", numeric=True, rising=True, hint="corrected for the number of recipes"),
+        Column("adjusted p", numeric=True, rising=True, hint="corrected for the number of recipes"),
         Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
-        Column("train − test", numeric=True, rising=True, hint="generalisation gap in points"),
+        Column("gap", numeric=True, rising=True, hint="train less test, in points"),
         Column("step time", numeric=True, rising=True, hint="ratio to none"),
         Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
-        Column("runs", numeric=True, hint="finished or diverged; missing ones are named"),
+        Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
     ]
     rows = [
         [
@@ -42,6 +42,9 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         ]
         for entry in ranked
     ]
+    # A column in which nobody has anything, such as the cost before it is measured, only takes room.
+    kept = [at for at in range(len(columns)) if at < 2 or any(row[at].key is not None for row in rows)]
+    columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
     body = table(columns, rows, caption="Recipes and their results", sortable=True, sorted_by=1)
     return Section(
         heading="Results",
@@ -55,7 +58,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
 
 def _name(entry: Entry) -> Cell:
     lr = finite(entry.raw.get("lr"))
-    chosen = f"learning rate {number(lr)}" if lr is not None and len(entry.raw.get("configurations") or ()) > 1 else ""
+    chosen = f"lr {number(lr)}" if lr is not None and len(entry.raw.get("configurations") or ()) > 1 else ""
     recipe = entry.recipe if entry.recipe != entry.name else ""
     small = " · ".join(part for part in (recipe, chosen) if part)
     below = f"<small>{escape(small)}</small>" if small else ""
@@ -101,7 +104,7 @@ def _interval(given: Mapping[str, Any], name: str, digits: int) -> Cell:
 
 
 def _runs(entry: Entry) -> Cell:
-    done = len(entry.seeds) - entry.missing
+    done = len(entry.test)
     parts = [f"{entry.diverged} diverged"] if entry.diverged else []
     parts += [f"{entry.missing} missing"] if entry.missing else []
     below = f"<small>{', '.join(parts)}</small>" if parts else ""
@@ -168,7 +171,19 @@ def reproduce(summary: Mapping[str, Any]) -> Section:
 
 
 def _yaml(plan: Mapping[str, Any]) -> str:
-    import yaml
+    """The plan as people write it: one key per line, recipes below each other."""
+    lines = []
+    for name, value in plan.items():
+        if isinstance(value, list) and any(isinstance(item, str | Mapping) for item in value):
+            lines += [f"{name}:", *(f"  - {_flow(item)}" for item in value)]
+        else:
+            lines.append(f"{name}: {_flow(value)}")
+    return "\n".join(lines)
 
-    text: str = yaml.safe_dump(dict(plan), sort_keys=False, allow_unicode=True, width=100, default_flow_style=None)
-    return text.rstrip()
+
+def _flow(value: Any) -> str:
+    """A value of YAML on one line."""
+    import yaml  # type: ignore[import-untyped]
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
