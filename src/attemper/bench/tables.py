@@ -10,6 +10,7 @@ from attemper.bench.targets import OPS, STEP
 
 __all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "tally", "targets"]
 
+CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
 FAMILIES = {"stock": "torch", "flex": "FlexAttention", "listing": "paper's listing", "attemper": "attemper"}
 
 
@@ -35,7 +36,7 @@ def about(report: Report) -> list[str]:
     elif report.ceiling_tflops is not None:
         lines.append(f"a large matrix product reaches {number(report.ceiling_tflops)} TFLOP/s")
     threads = f", {plural(machine.threads, 'CPU thread')}" if machine.threads else ""
-    lines.append(f"medians over {head.rounds} rounds, {head.clock}{threads}")
+    lines.append(f"medians over {head.rounds} rounds, {CLOCKS.get(head.clock, head.clock)}{threads}")
     return [*lines, head.note] if head.note else lines
 
 
@@ -135,11 +136,11 @@ def summary(report: Report) -> Table:
         bar = fastest(row for row in rows if row.family == "stock" and row.recipe == "none")
         dropout = fastest(row for row in rows if row.family == "stock" and row.recipe != "none")
         listing = fastest(row for row in rows if row.family == "listing")
-        for row in rows:
-            if row.family == "attemper" and row.chosen:
-                figures = (named(row), ratio(row.ratio), span(row.low, row.high), number(row.peak_mib))
-                others = (named(bar), named(dropout), named(listing))
-                cells.append((str(shape), *others, f"`{row.recipe}`", *figures))
+        others = (str(shape), named(bar), named(dropout), named(listing))
+        for row in (row for row in rows if row.chosen):
+            figures = (named(row), ratio(row.ratio), span(row.low, row.high), number(row.peak_mib))
+            cells.append((*others, f"`{row.recipe}`", *figures))
+            others = ("", "", "", "")  # said once per shape
     return Table("the operator", columns, tuple(cells))
 
 
