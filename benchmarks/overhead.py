@@ -14,10 +14,7 @@ import argparse
 import copy
 import dataclasses
 import datetime
-import gc
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +29,8 @@ import transformers
 from torch import Tensor, nn
 
 import attemper
+from attemper.bench.machine import describe_machine, versions
+from attemper.bench.timing import interleaved, interval
 
 Step = Callable[[], None]
 
@@ -170,25 +169,15 @@ class Watch:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-
-def interleaved(steps: list[Step], watch: Watch, rounds: int) -> np.ndarray:
-    """(rounds, steps) seconds. The order of the steps rotates, and every other round runs it backwards."""
-    for step in steps:
-        for _ in range(3):
-            watch.seconds(step)
-    times = np.empty((rounds, len(steps)))
-    for index in range(rounds):
-        order = np.roll(np.arange(len(steps)), index // 2)
-        for which in order if index % 2 == 0 else order[::-1]:
-            times[index, which] = watch.seconds(steps[which])
-    return times
-
-
-def interval(ratios: np.ndarray, resamples: int = 4000) -> tuple[float, float]:
-    """95 % of the bootstrapped median."""
-    drawn = np.random.default_rng(0).integers(0, len(ratios), (resamples, len(ratios)))
-    low, high = np.percentile(np.median(ratios[drawn], axis=1), (2.5, 97.5))
-    return float(low), float(high)
+    def in_turns(self, steps: list[Step], rounds: int) -> np.ndarray:
+        """(rounds, steps) seconds, the steps taking turns once they are warm."""
+        for step in steps:
+            for _ in range(2):
+                step()
+        times, failures = interleaved([lambda step=step: self.seconds(step) for step in steps], rounds)
+        if failures:
+            raise RuntimeError("; ".join(failures.values()))
+        return times
 
 
 def measure(case: Case, group: Group, watch: Watch, rounds: int) -> list[Row]:
@@ -202,12 +191,7 @@ def measure(case: Case, group: Group, watch: Watch, rounds: int) -> list[Row]:
             attemper.apply(model, variant.recipe)
         steps.append(make_step(model, x, group.training))
     rounds = max(2, round(rounds * group.share))
-    gc.collect()
-    gc.disable()
-    try:
-        times = interleaved(steps, watch, rounds)
-    finally:
-        gc.enable()
+    times = watch.in_turns(steps, rounds)
     rows = []
     for column, variant in enumerate(group.variants, start=1):
         ratios = times[:, column] / times[:, 0]
@@ -243,28 +227,11 @@ def added_microseconds(recipe: str, training: bool, clock: Callable[[], float], 
     tempered = copy.deepcopy(original)
     attemper.apply(tempered, recipe)
     watch = Watch(torch.device("cpu"), clock, repeats=4)
-    times = interleaved([lambda: original(None), lambda: tempered(None)], watch, rounds=1000)
+    times = watch.in_turns([lambda: original(None), lambda: tempered(None)], rounds=1000)
     return float(times[:, 1].min() - times[:, 0].min()) / modules * 1e6
 
 
 # ------------------------------------------------------------------------------------------------------------ report
-def machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    kind = "x86" if platform.machine().lower() in ("x86_64", "amd64", "i686") else platform.machine()
-    return f"{os.cpu_count()}-core {kind} CPU"
-
-
-def versions() -> dict[str, str]:
-    return {
-        "attemper": attemper.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
 def table(rows: list[Row]) -> str:
     cells = [["model", "mode", "variant", "original", "variant", "ratio", "95 %", "target", ""]]
     for row in rows:
@@ -310,14 +277,14 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("rounds", "repeats", "batch", "clock")}
     head: dict[str, Any] = {
         "benchmark": "overhead",
-        "machine": machine(options.device),
+        "machine": describe_machine(options.device).device,
         "date": datetime.date.today().isoformat(),
-        "versions": versions(),
+        "versions": versions(("timm", "transformers")),
         "settings": settings | {"threads": torch.get_num_threads()},
         "models": {case.name: case.about for case in cases(options.batch)},
     }
     print(f"{head['machine']}, threads: {torch.get_num_threads()}, clock: {options.clock}, {head['date']}")
-    print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    print(", ".join(f"{name} {version}" for name, version in versions(("timm", "transformers")).items()))
     for name, about in head["models"].items():
         print(f"{name}: {about}")
     head["added_microseconds_per_module"] = {

@@ -54,7 +54,7 @@ class Candidate:
     refusal: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.recipe}"
+        return f"{self.family} {self.name}, {self.recipe}"
 
 
 def check_backends(names: Sequence[str]) -> tuple[str, ...]:

@@ -155,7 +155,8 @@ class ShapeBench:
         wanted = attemper.attention(*exact, methods=candidate.methods, seed=SEED, impl="reference")
         got = (out, *torch.autograd.grad(out, qkv, dout))
         true = (wanted, *torch.autograd.grad(wanted, exact, dout.double()))
-        return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, true, strict=True))
+        with torch.no_grad():
+            return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, true, strict=True))
 
     def time(self, rows: list[OpsRow], prepared: dict[int, Prepared], ceiling: float | None) -> None:
         """Fill in the figures of the rows that are prepared."""

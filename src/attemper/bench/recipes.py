@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import attemper
+from attemper.bench.targets import STEP as TARGETS
 from attemper.composition import check_composition
 from attemper.recipe import as_methods, render
 
@@ -53,7 +54,8 @@ def ops_recipes(chosen: Sequence[str] = ()) -> list[str]:
 def step_recipes(chosen: Sequence[str] = ()) -> list[str]:
     """The recipes for a training step, without `none`, which is always measured.
 
-    chosen: names of methods, or recipes; none: every method that there is.
+    chosen: names of methods, or recipes; none: every method that there is, those with a target first, in case that the
+        time runs out.
 
     >>> step_recipes(["graying"])
     ['graying(dct)', 'graying(svd)']
@@ -63,4 +65,6 @@ def step_recipes(chosen: Sequence[str] = ()) -> list[str]:
     found = list(dict.fromkeys(render(as_methods(recipe)) for recipe in recipes))
     for recipe in found:
         check_composition(as_methods(recipe))
+    if not chosen:
+        found.sort(key=lambda recipe: recipe not in TARGETS)
     return [recipe for recipe in found if recipe != "none"]

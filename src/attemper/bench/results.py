@@ -24,8 +24,8 @@ class Machine:
     device: str
     """The GPU's name, or a few words about the CPU."""
     cpu: str
-    threads: int
-    """CPU threads of torch."""
+    threads: int | None
+    """CPU threads of torch; None: not known."""
     versions: dict[str, str]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +18,7 @@ from attemper.bench.machine import pick_device
 from attemper.bench.models import BASE, SMALL, ViT, make_vit, pick_library
 from attemper.bench.plan import Plan, Progress, head_of, silent, threads
 from attemper.bench.recipes import step_recipes
-from attemper.bench.results import StepReport, StepRow
+from attemper.bench.results import Machine, StepReport, StepRow
 from attemper.bench.targets import step_target
 from attemper.bench.timing import (
     CudaStopwatch,
@@ -48,7 +49,7 @@ class StepPlan(Plan):
     methods: tuple[str, ...] = ()
     """Names of methods, or recipes. Every method that there is if not given."""
     modes: tuple[Mode, ...] = ()
-    """eager, compiled or both. Both on a GPU, eager on a CPU if not given: a compiler takes minutes there."""
+    """Among eager and compiled. Both on a GPU, eager on a CPU if not given: compiling takes many minutes there."""
     batch: int | None = None
     """Images per step; 512 on a GPU, 8 on a CPU if not given."""
     library: Literal["auto", "timm", "torchvision"] = "auto"
@@ -88,24 +89,30 @@ def bench_step(
         images = torch.randn(batch, 3, sizes.image, sizes.image, device=device)
         labels = torch.randint(sizes.classes, (batch,), device=device)
         bench = StepBench(sizes, library, images, labels, dtype, stopwatch, Deadline(plan.minutes), progress)
-        rows: list[StepRow] = []
-        prepared: dict[int, Prepared] = {}
-        for at, recipe in enumerate(recipes):
-            for mode, result in bench.prepare(recipe, list(modes), at, len(recipes)):
-                target = step_target(head.machine, recipe, mode)
-                row = StepRow(recipe=recipe, mode=mode, target=target)
-                if isinstance(result, str):
-                    row = replace(row, failure=result)
-                else:
-                    prepared[len(rows)] = result
-                rows.append(row)
-        bench.time(rows, prepared, plan.rounds)
+        rows = bench.rows(recipes, list(modes), head.machine, plan.rounds)
     progress(1.0, "done")
-    ordered = sorted(rows, key=lambda row: list(modes).index(row.mode))  # type: ignore[arg-type]
-    return StepReport(head=head, model=f"{sizes}, from {library}", batch=batch, rows=tuple(ordered))
+    return StepReport(head=head, model=f"{sizes}, from {library}", batch=batch, rows=tuple(rows))
 
 
-def compiled(model: nn.Module, number: int) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True)
+class Trained:
+    """A model under a recipe, and what trains it."""
+
+    model: nn.Module
+    handle: attemper.Tempered
+    optimiser: torch.optim.Optimizer
+
+    def kept(self) -> list[Tensor]:
+        """What stays in memory between two steps."""
+        entries = self.optimiser.state.values()
+        state = [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
+        return [*self.model.parameters(), *self.model.buffers(), *state]
+
+
+NUMBERS = itertools.count()
+
+
+def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """The model compiled as if it were the only one in this process.
 
     Torch keeps what it compiled by the code that it compiled: to it, the models of all recipes are one function with
@@ -116,7 +123,7 @@ def compiled(model: nn.Module, number: int) -> Callable[[Tensor], Tensor]:
         out: Tensor = model(x)
         return out
 
-    own = forward.__code__.replace(co_name=f"forward_{number}")
+    own = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
     return torch.compile(types.FunctionType(own, forward.__globals__, own.co_name, None, forward.__closure__))
 
 
@@ -133,53 +140,60 @@ class StepBench:
     deadline: Deadline
     progress: Progress
 
-    def prepare(self, recipe: str, modes: list[str], at: int, of: int) -> Iterator[tuple[str, Prepared | str]]:
-        """For each mode, the step of a model under this recipe, ready to be timed, or why there is none."""
-        model: nn.Module | None = None
-        for mode in modes:
-            self.progress(0.8 * at / of, f"preparing {recipe}, {mode}")
+    def rows(self, recipes: list[str], modes: list[Mode], machine: Machine, rounds: int) -> list[StepRow]:
+        """Prepare a model under every recipe in every mode, time all of them in turns, and compare.
+
+        Modes come one after another, eager first: compiling is what a time limit may cut short.
+        """
+        rows: list[StepRow] = []
+        prepared: dict[int, Prepared] = {}
+        built: dict[str, Trained] = {}
+        for mode, recipe in itertools.product(modes, recipes):
+            self.progress(0.8 * len(rows) / len(modes) / len(recipes), f"preparing {recipe}, {mode}")
+            row = StepRow(recipe=recipe, mode=mode, target=step_target(machine, recipe, mode))
             try:
                 if self.deadline.passed(PREPARING) and recipe != "none":
                     raise RuntimeError(self.deadline.reason)
-                if model is None:
-                    model, handle, optimiser = self.build(recipe)
-                forward = compiled(model, at) if mode == "compiled" else model
-                yield mode, self.warm_up(self.make_step(forward, handle, optimiser), model, optimiser)
+                if recipe not in built:
+                    built[recipe] = self.build(recipe)
+                prepared[len(rows)] = self.prepare(built[recipe], mode)
             except Exception as error:
-                yield mode, reason_of(error)
+                row = replace(row, failure=reason_of(error))
+            rows.append(row)
+        self.time(rows, prepared, rounds)
+        return rows
 
-    def build(self, recipe: str) -> tuple[nn.Module, attemper.Tempered, torch.optim.Optimizer]:
+    def build(self, recipe: str) -> Trained:
         """A tempered model and its optimiser. Every recipe starts from the same weights."""
         torch.manual_seed(0)
         model = make_vit(self.sizes, self.library).to(self.images.device).train()
         handle = attemper.apply(model, "none" if recipe == TWIN else recipe)
         # A rate of zero costs what any other does, and every round computes the same.
         optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, fused=self.images.device.type == "cuda")
-        return model, handle, optimiser
+        return Trained(model, handle, optimiser)
 
-    def make_step(
-        self, forward: Callable[[Tensor], Tensor], handle: attemper.Tempered, optimiser: torch.optim.Optimizer
-    ) -> Callable[[], None]:
+    def make_step(self, trained: Trained, mode: Mode) -> Callable[[], None]:
         """One training step on one batch of noise."""
+        forward = compiled(trained.model) if mode == "compiled" else trained.model
 
         def step() -> None:
             with torch.autocast(self.images.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                loss = handle.loss(lambda: forward(self.images), lambda out: F.cross_entropy(out, self.labels))
+                loss = trained.handle.loss(lambda: forward(self.images), lambda out: F.cross_entropy(out, self.labels))
             loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            trained.optimiser.step()
+            trained.optimiser.zero_grad(set_to_none=True)
 
         return step
 
-    def warm_up(self, step: Callable[[], None], model: nn.Module, optimiser: torch.optim.Optimizer) -> Prepared:
+    def prepare(self, trained: Trained, mode: Mode) -> Prepared:
         """The step, compiled and with its optimiser's state in place, and its memory with what stays between steps."""
+        step = self.make_step(trained, mode)
         if isinstance(self.stopwatch, CudaStopwatch):
             prepared = self.stopwatch.prepare(step, capture=False)  # a step of this size hides its launches
         else:
             prepared = self.stopwatch.prepare(step)
-        state = [value for entry in optimiser.state.values() for value in entry.values() if isinstance(value, Tensor)]
-        kept = [*model.parameters(), *model.buffers(), *state]
-        return replace(prepared, peak_bytes=prepared.peak_bytes + sum(t.numel() * t.element_size() for t in kept))
+        kept = sum(t.numel() * t.element_size() for t in trained.kept())
+        return replace(prepared, peak_bytes=prepared.peak_bytes + kept)
 
     def time(self, rows: list[StepRow], prepared: dict[int, Prepared], rounds: int) -> None:
         """Fill in the figures of the rows that are prepared."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from attemper.bench.results import OpsRow, Report, Shape, StepReport, StepRow
 from attemper.bench.targets import OPS, STEP
 
-__all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "targets"]
+__all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "tally", "targets"]
 
+CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
 FAMILIES = {"stock": "torch", "flex": "FlexAttention", "listing": "paper's listing", "attemper": "attemper"}
 
 
@@ -34,7 +35,8 @@ def about(report: Report) -> list[str]:
         lines.append(f"{report.model}; batch {report.batch}; forward, loss, backward and optimiser")
     elif report.ceiling_tflops is not None:
         lines.append(f"a large matrix product reaches {number(report.ceiling_tflops)} TFLOP/s")
-    lines.append(f"medians over {head.rounds} rounds, {head.clock}, {plural(machine.threads, 'CPU thread')}")
+    threads = f", {plural(machine.threads, 'CPU thread')}" if machine.threads else ""
+    lines.append(f"medians over {head.rounds} rounds, {CLOCKS.get(head.clock, head.clock)}{threads}")
     return [*lines, head.note] if head.note else lines
 
 
@@ -117,16 +119,28 @@ def summary(report: Report) -> Table:
     """What a user of Attemper gets: for `ops`, per shape, torch's fastest and what `impl="auto"` takes per recipe."""
     if isinstance(report, StepReport):
         return step_summary(report)
-    columns = ("batch, heads, tokens, head width", "torch's fastest", "with dropout", "recipe", "Attemper's", "ratio")
+    columns = (
+        "batch, heads, tokens, head width",
+        "torch's fastest",
+        "with dropout",
+        "the paper's listing",
+        "recipe",
+        "Attemper",
+        "ratio",
+        "95 %",
+        "peak MiB",
+    )
     cells = []
     for shape in dict.fromkeys(row.shape for row in report.rows):
         rows = [row for row in report.rows if row.shape == shape and row.milliseconds is not None]
         bar = fastest(row for row in rows if row.family == "stock" and row.recipe == "none")
         dropout = fastest(row for row in rows if row.family == "stock" and row.recipe != "none")
-        for row in rows:
-            if row.family == "attemper" and row.chosen:
-                value = f"{number(row.milliseconds)} ms ({row.name})"
-                cells.append((str(shape), named(bar), named(dropout), f"`{row.recipe}`", value, ratio(row.ratio)))
+        listing = fastest(row for row in rows if row.family == "listing")
+        others = (str(shape), named(bar), named(dropout), named(listing))
+        for row in (row for row in rows if row.chosen):
+            figures = (named(row), ratio(row.ratio), span(row.low, row.high), number(row.peak_mib))
+            cells.append((*others, f"`{row.recipe}`", *figures))
+            others = ("", "", "", "")  # said once per shape
     return Table("the operator", columns, tuple(cells))
 
 
@@ -150,29 +164,36 @@ def step_summary(report: StepReport) -> Table:
 
 
 def targets(report: Report) -> Table:
-    """Every target, and what was measured of it: met, missed, or not measured."""
+    """Every target, and what was measured of it: met, missed, or not measured on the machine that it is for."""
     if isinstance(report, StepReport):
-        steps = {row.recipe: row.ratio for row in report.rows if row.mode == "compiled"}
-        lines = [(f"`{recipe}`", *verdict(steps.get(recipe), target)) for recipe, target in STEP.items()]
-        return Table("targets of a compiled step", ("recipe", "target", "measured", ""), tuple(lines))
+        steps = {row.recipe: row.ratio for row in report.rows if row.target is not None}
+        lines = [(f"`{recipe}`", verdict(steps.get(recipe), target)) for recipe, target in STEP.items()]
+        return Table("targets of a compiled step", ("recipe", "ratio"), tuple(lines))
     ratios = {
-        (row.recipe, row.shape.tokens, row.shape.width): row.ratio
-        for row in report.rows
-        if row.family == "attemper" and row.chosen
+        (row.recipe, row.shape.tokens, row.shape.width): row.ratio for row in report.rows if row.target is not None
     }
     cells = [
-        (f"{tokens} ({width})", f"`{recipe}`", *verdict(ratios.get((recipe, tokens, width)), target))
-        for recipe, by_size in OPS.items()
-        for (tokens, width), target in by_size.items()
+        (f"{tokens} ({width})", *(verdict(ratios.get((r, tokens, width)), OPS[r][tokens, width]) for r in OPS))
+        for tokens, width in next(iter(OPS.values()))
     ]
-    return Table("targets of the operator", ("tokens (head width)", "recipe", "target", "measured", ""), tuple(cells))
+    columns = ("tokens (head width)", *(f"`{recipe}`" for recipe in OPS))
+    return Table("targets of the operator", columns, tuple(cells))
 
 
-def verdict(value: float | None, target: float) -> tuple[str, str, str]:
-    """Target, measured, and whether it was met."""
+def tally(report: Report) -> str:
+    """How many of the targets are met."""
+    words = [cell.split(", ")[-1] for cells in targets(report).rows for cell in cells[1:]]
+    met, missed, unknown = (words.count(word) for word in ("met", "missed", "not measured"))
+    return f"Of {len(words)} targets {met} are met, {missed} are missed and {unknown} are not measured."
+
+
+def verdict(value: float | None, target: float) -> str:
+    """Such as '0.89 ≤ 0.90, met'."""
     if value is None:
-        return f"≤ {target:.2f}", "–", "not measured"
-    return f"≤ {target:.2f}", ratio(value), "met" if value <= target else "missed"
+        return f"? ≤ {target:.2f}, not measured"
+    if value <= target:
+        return f"{ratio(value)} ≤ {target:.2f}, met"
+    return f"{ratio(value)} > {target:.2f}, missed"
 
 
 def against(value: float | None, target: float | None) -> str:

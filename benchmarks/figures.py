@@ -1,0 +1,52 @@
+"""Writes the figures of `results/` into the pages that show them, between markers; a test fails where they differ.
+
+    python benchmarks/figures.py
+
+A marker names what to show of which file: <!-- figures: summary ops-cpu.json --> … <!-- /figures -->.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from attemper.bench import load
+from attemper.bench.results import Report
+from attemper.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "docs" / "benchmarks.md"]
+MARKED = re.compile(r"(<!-- figures: (\w+) (\S+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+
+
+def bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def full(report: Report) -> str:
+    return "\n\n".join(f"**{table.title}**\n\n{markdown(table)}" for table in full_tables(report))
+
+
+KINDS = {
+    "about": lambda report: bullets(about(report)),
+    "summary": lambda report: markdown(summary(report)),
+    "targets": lambda report: f"{tally(report)}\n\n{markdown(targets(report))}",
+    "full": full,
+    "failures": lambda report: bullets(failures(report)),
+}
+
+
+def fill(page: str, results: Path = RESULTS) -> str:
+    """The page with the figures of the result files between its markers."""
+
+    def figures(match: re.Match[str]) -> str:
+        start, kind, name, end = match.groups()
+        return f"{start}\n{KINDS[kind](load(results / name))}\n\n{end}"
+
+    return MARKED.sub(figures, page)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,665 @@
+"""`attemper bench`: everything that can be measured is, what cannot says why, and figures mean what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import io
+import itertools
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
+
+import attemper
+from attemper.bench import (
+    OpsPlan,
+    OpsReport,
+    OpsRow,
+    Shape,
+    StepPlan,
+    StepReport,
+    StepRow,
+    bench_ops,
+    bench_step,
+    load,
+    save,
+)
+from attemper.bench import candidates as candidates_module
+from attemper.bench import ops as ops_module
+from attemper.bench import show as show_module
+from attemper.bench.__main__ import main
+from attemper.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
+from attemper.bench.cli import Ops, Step, command_line
+from attemper.bench.models import BASE, LIBRARIES, SMALL, ViT, make_vit
+from attemper.bench.page import make_page
+from attemper.bench.recipes import ops_recipes, step_recipes
+from attemper.bench.results import Head, Machine
+from attemper.bench.shapes import CPU_SHAPES, CUDA_SHAPES
+from attemper.bench.step import TWIN, StepBench, compiled
+from attemper.bench.tables import failures, full_tables, markdown, tally, targets
+from attemper.bench.targets import OPS, STEP, ops_target, step_target
+from attemper.bench.timing import CpuStopwatch, Deadline, Prepared, interleaved, interval, peak_bytes_on_cpu
+from attemper.errors import AttemperError, ParameterError, UnknownMethodError
+from attemper.methods import DropKey
+from attemper.ops import reference
+
+attention_module = importlib.import_module("attemper.ops.attention")  # the package has a function of that name
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ViT("tiny", image=16, patch=8, width=16, blocks=2, heads=2, classes=4)
+QUICK: dict[str, Any] = {"device": "cpu", "rounds": 2, "threads": 1}
+H200 = Machine(device="NVIDIA H200", cpu="", threads=None, versions={"torch": "2.11.0"})
+SIZES = Shape(2, 2, 9, 8)
+NAME = "2x2x9x8"
+
+
+@pytest.fixture(autouse=True)
+def _no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler takes a second per step; what it measures has a test of its own."""
+    monkeypatch.setattr("attemper.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
+
+
+class PresetStopwatch(CpuStopwatch):
+    """Runs every step once, then says that runs took the times it was given, one after another in turns."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__("wall")
+        self.given = iter(seconds)
+
+    def prepare(self, step: Any) -> Prepared:
+        step()
+        return Prepared(step, 2**20)
+
+    def seconds(self, prepared: Prepared) -> float:
+        if not hasattr(self, "known"):
+            self.known: dict[int, float] = {}
+        if id(prepared) not in self.known:
+            self.known[id(prepared)] = next(self.given)
+        return self.known[id(prepared)]
+
+
+def head(machine: Machine = H200, **changes: Any) -> Head:
+    given: dict[str, Any] = {
+        "date": "2026-11-15",
+        "command": "attemper bench ops",
+        "machine": machine,
+        "dtype": "bfloat16",
+        "rounds": 15,
+        "clock": "cuda events",
+    }
+    return Head(**given | changes)
+
+
+def ops_report(*rows: OpsRow) -> OpsReport:
+    return OpsReport(head=head(), ceiling_tflops=700.0, rows=rows)
+
+
+def row(**changes: Any) -> OpsRow:
+    given: dict[str, Any] = {"shape": Shape(256, 6, 197, 64), "family": "attemper", "name": "triton", "recipe": "none"}
+    return OpsRow(**given | changes)
+
+
+# What is measured.
+
+
+def test_ops_measures_every_implementation_and_every_backend_or_says_why_not() -> None:
+    report = bench_ops(
+        OpsPlan(shapes=(NAME,), backends=("cudnn", "flash", "efficient", "math", "flex", "listing"), **QUICK)
+    )
+    q = torch.zeros(SIZES.sizes)
+    for recipe in ops_recipes():
+        found = {r.name: r for r in report.rows if r.family == "attemper" and r.recipe == recipe}
+        for verdict in attemper.implementations(q, q, q, methods=attemper.parse(recipe)):  # type: ignore[arg-type]
+            assert found[verdict.name].chosen == verdict.chosen
+            assert (found[verdict.name].milliseconds is not None) == verdict.serves
+            assert found[verdict.name].failure == (None if verdict.serves else verdict.reason)
+    stock = {(r.name, r.recipe) for r in report.rows if r.family == "stock"}
+    assert stock == set(itertools.product(("cudnn", "flash", "efficient", "math"), ("none", f"dropout({RATE})")))
+    assert {r.recipe for r in report.rows if r.family == "flex"} == {"none", f"dropkey({RATE})"}
+    assert all((r.failure is None) != (r.milliseconds is None) for r in report.rows)
+
+
+def test_ops_measures_dropkey_shared_or_not_hard_masking_of_five_and_blur_unless_told_otherwise() -> None:
+    methods = [attemper.parse(recipe) for recipe in ops_recipes()]
+    wanted = ["none", "dropkey(0.1)", "dropkey(0.3, share=heads)", "hardmask(0.1, k=5)", "blur"]
+    assert methods == [attemper.parse(recipe) for recipe in wanted]
+
+
+def test_an_implementation_that_is_added_to_attemper_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = types.ModuleType("gather")
+    added.refuse, added.attention = reference.refuse, reference.attention  # type: ignore[attr-defined]
+    monkeypatch.setitem(attention_module.IMPLEMENTATIONS, "gather", added)
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("math",), methods=("dropkey(0.2)",), **QUICK))
+    measured = [r.name for r in report.rows if r.family == "attemper" and r.milliseconds is not None]
+    assert "gather" in measured
+
+
+def test_a_step_is_measured_for_every_method_that_there_is_at_settings_that_act() -> None:
+    recipes = [attemper.parse(recipe) for recipe in step_recipes()]
+    names = {method.name for methods in recipes for method in methods}
+    assert names == {method.name for method in attemper.list_methods()}
+    assert not any(method.idle for methods in recipes for method in methods)
+
+
+def test_every_target_is_of_something_that_is_measured() -> None:
+    assert set(OPS) <= set(ops_recipes())
+    assert set(STEP) <= set(step_recipes())
+    sizes = {(shape.tokens, shape.width) for shape in CUDA_SHAPES.values()}
+    assert all(set(by_size) == sizes for by_size in OPS.values())
+
+
+def test_a_step_has_figures_for_none_its_twin_and_every_recipe() -> None:
+    plan = StepPlan(methods=("dropkey", "cb", "explicit(v=1e-3)", "ffdropout(0.1) + rdrop"), batch=2, **QUICK)
+    report = bench_step(plan, sizes=TINY)
+    wanted = ["none", TWIN, *step_recipes(plan.methods)]
+    assert [r.recipe for r in report.rows] == wanted
+    assert not failures(report)
+    for r in report.rows:
+        assert r.ratio is not None
+        assert r.low is not None
+        assert r.high is not None
+        assert r.low <= r.ratio <= r.high
+        assert r.milliseconds is not None
+        assert r.samples_per_s == pytest.approx(2 / r.milliseconds * 1e3)
+    assert report.rows[0].ratio == report.rows[0].memory_ratio == 1.0
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_model_of_either_library_has_the_sizes_that_the_report_names(library: str) -> None:
+    model = make_vit(SMALL, library)
+    weights = sum(p.numel() for p in model.parameters())
+    per_block = 12 * SMALL.width**2
+    assert SMALL.blocks * per_block < weights < 1.05 * SMALL.blocks * per_block
+    assert model(torch.zeros(1, 3, SMALL.image, SMALL.image)).shape == (1, SMALL.classes)
+    assert "197 tokens" in str(BASE)
+
+
+def test_models_of_many_recipes_are_each_compiled_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would take them for one function, and after eight of them run the rest eagerly."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    models = [torch.nn.Linear(4, width) for width in range(1, 13)]
+    forwards = [compiled(model) for model in models]
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        for model, forward in zip(models, forwards, strict=True):
+            torch.testing.assert_close(forward(x), model(x))
+    assert counter.frame_count == len(models)
+
+
+# What is compared with computes what its name says.
+
+
+def test_the_papers_listing_is_attention_where_it_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(2, 3, 17, 8) for _ in range(3))
+    monkeypatch.setattr(candidates_module, "RATE", 0.0)
+    torch.testing.assert_close(listing(q, k, v), F.scaled_dot_product_attention(q, k, v))
+
+
+def test_the_papers_listing_drops_keys_before_softmax() -> None:
+    q, k, v = torch.zeros(1, 64, 64, 8), torch.zeros(1, 64, 64, 8), torch.eye(64).expand(1, 64, 64, 64)
+    weights = listing(q, k, v)
+    assert (weights == 0).double().mean().item() == pytest.approx(RATE, abs=0.005)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 64, 64))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_flexattention_drops_the_keys_that_attemper_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_module, "draw_seed", lambda where: torch.tensor(5))
+    q, k, v = (torch.randn(2, 3, 33, 16) for _ in range(3))
+    wanted = attemper.attention(q, k, v, methods=[DropKey(RATE)], seed=5)
+    torch.testing.assert_close(flex_dropkey(q, k, v), wanted)
+
+
+def test_every_candidate_that_serves_computes_attention_of_the_right_shape() -> None:
+    q, k, v = (torch.randn(SIZES.sizes) for _ in range(3))
+    for candidate in candidates(q, k, v, ("flash", "math", "listing"), ops_recipes()):
+        if candidate.make is not None:
+            assert candidate.make()(q, k, v).shape == SIZES.sizes, candidate
+
+
+# What cannot be measured.
+
+
+def test_an_implementation_that_breaks_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(call: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 61.00 GiB. GPU 0 has …")
+
+    monkeypatch.setattr(attention_module.IMPLEMENTATIONS["sdpa"], "attention", broken)
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("math",), methods=("none",), **QUICK))
+    found = {r.name: r for r in report.rows if r.family == "attemper"}
+    assert found["sdpa"].failure == "out of memory: Tried to allocate 61.00 GiB. GPU 0 has …"
+    assert found["sdpa"].milliseconds is None
+    assert found["reference"].ratio is not None
+
+
+def test_a_method_that_does_not_fit_the_shape_is_a_row_that_says_why() -> None:
+    report = bench_ops(OpsPlan(shapes=("1x1x3x8",), backends=("math",), methods=("hardmask(0.1, k=5)",), **QUICK))
+    reasons = [r.failure for r in report.rows if r.name == "reference"]
+    assert reasons == ["k=5 is more than the number of keys, 3"]
+
+
+def test_a_compiler_that_fails_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("no C++ compiler\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("math", "listing-compiled"), methods=("none",), **QUICK))
+    assert [r.failure for r in report.rows if r.family == "listing"] == ["no C++ compiler"]
+    plan = StepPlan(methods=("cb",), modes=("eager", "compiled"), batch=1, **QUICK)
+    step = bench_step(plan, sizes=TINY)
+    assert {(r.mode, r.failure) for r in step.rows} == {("eager", None), ("compiled", "no C++ compiler")}
+
+
+def test_a_candidate_that_fails_during_the_rounds_leaves_the_others_their_figures() -> None:
+    calls = itertools.count()
+
+    def fails_later() -> float:
+        if next(calls) > 1:
+            raise RuntimeError("gave up")
+        return 1.0
+
+    times, why = interleaved([lambda: 2.0, fails_later, lambda: 3.0], rounds=4)
+    assert why == {1: "gave up"}
+    assert times[:, [0, 2]].tolist() == [[2.0, 3.0]] * 4
+    assert np.isnan(times[-1, 1])
+
+
+def test_a_time_limit_leaves_rows_that_say_so() -> None:
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("math",), methods=("blur",), minutes=1e-9, **QUICK))
+    assert {r.failure for r in report.rows if r.failure and "limit" in r.failure} == {Deadline(1e-9).reason}
+    step = bench_step(StepPlan(methods=("cb", "blur"), batch=1, minutes=1e-9, **QUICK), sizes=TINY)
+    assert [r.failure is None for r in step.rows] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("plan", "allowed"),
+    [
+        (OpsPlan(shapes=("64x32",), device="cpu"), ["64x32", *CPU_SHAPES]),
+        (OpsPlan(shapes=("0x1x1x1",)), ["0x1x1x1"]),
+        (OpsPlan(backends=("fa2",)), ["fa2", *BACKENDS]),
+        (OpsPlan(backends=("flex",)), ["flex", "cudnn", "math"]),
+        (OpsPlan(methods=("dropkye",)), ["dropkye", *(m.name for m in attemper.list_methods())]),
+        (OpsPlan(methods=("cb",)), ["DropKey(0.1)", "ContextBroadcast"]),
+        (OpsPlan(methods=("dropkey(0.1, schedule=decreasing)",)), ["dropkey(0.1, schedule=decreasing)"]),
+        (OpsPlan(rounds=1), ["rounds", "2", "1"]),
+        (OpsPlan(clock="sun"), ["wall", "cpu", "sun"]),  # type: ignore[arg-type]
+        (OpsPlan(threads=0), ["threads", "0"]),
+        (OpsPlan(minutes=0.0), ["minutes", "0"]),
+        (OpsPlan(device="tpu"), ["auto", "cpu", "cuda", "tpu"]),  # type: ignore[arg-type]
+        (StepPlan(methods=("dropkye",)), ["dropkye", *(m.name for m in attemper.list_methods())]),
+        (StepPlan(methods=("skipless + droppath",)), ["skipless"]),
+        (StepPlan(modes=("jit",)), ["eager", "compiled", "jit"]),  # type: ignore[arg-type]
+        (StepPlan(batch=0), ["batch", "0"]),
+        (StepPlan(library="keras"), ["timm", "torchvision", "keras"]),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_exist_is_refused_with_the_names_that_do(plan: OpsPlan | StepPlan, allowed: list[str]) -> None:
+    with pytest.raises(AttemperError) as error:
+        bench_ops(plan) if isinstance(plan, OpsPlan) else bench_step(plan)
+    assert not [word for word in allowed if word not in str(error.value)]
+
+
+def test_a_cuda_device_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ParameterError, match="finds no CUDA device"):
+        bench_ops(OpsPlan(device="cuda"))
+
+
+def test_a_library_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attemper.bench.models.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ParameterError, match="not installed"):
+        bench_step(StepPlan(**QUICK), sizes=TINY)
+
+
+# Figures mean what they say.
+
+
+def test_ratios_are_to_the_fastest_of_torchs_kernels_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [9.0, 4.0, 2.0, 1.0, 3.0, 0.5]  # a product; flash, math, math with dropout, sdpa, reference
+    stopwatch = PresetStopwatch(seconds)
+    monkeypatch.setattr(ops_module, "make_stopwatch", lambda device, clock: stopwatch)
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("flash", "math"), methods=("none",), **QUICK))
+    ratios = {(r.family, r.name, r.recipe): r.ratio for r in report.rows if r.ratio is not None}
+    assert ratios == {
+        ("stock", "flash", "none"): 2.0,
+        ("stock", "math", "none"): 1.0,
+        ("stock", "math", "dropout(0.1)"): 0.5,
+        ("attemper", "sdpa", "none"): 1.5,
+        ("attemper", "reference", "none"): 0.25,
+    }
+    assert report.ceiling_tflops == pytest.approx(2 * 1024**3 / 9 / 1e12)
+    flash = report.rows[0]
+    assert flash.milliseconds == 4000.0
+    assert flash.tflops == pytest.approx(14 * 2 * 2 * 9**2 * 8 / 4 / 1e12)
+    assert flash.ceiling_share == pytest.approx(flash.tflops / report.ceiling_tflops)
+
+
+def test_errors_are_those_of_the_candidate_against_the_float64_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = OpsPlan(shapes=("1x2x17x8",), backends=("math",), methods=("dropkey(0.3)",), **QUICK)
+    right = [r.error for r in bench_ops(plan).rows if r.name == "reference"]
+    assert right[0] is not None
+    assert 0 < right[0] < 1e-5
+
+    def wrong(call: Any) -> Any:  # forgets the methods
+        return F.scaled_dot_product_attention(call.q, call.k, call.v)
+
+    added = types.ModuleType("wrong")
+    added.refuse, added.attention = reference.refuse, wrong  # type: ignore[attr-defined]
+    monkeypatch.setitem(attention_module.IMPLEMENTATIONS, "wrong", added)
+    found = [r.error for r in bench_ops(plan).rows if r.name == "wrong"]
+    assert found[0] is not None
+    assert found[0] > 0.1
+
+
+def test_candidates_take_turns_in_an_order_that_changes() -> None:
+    seen: list[int] = []
+    timers = [lambda at=at: float(seen.append(at) or at) for at in range(3)]  # type: ignore[func-returns-value, misc]
+    times, _ = interleaved(timers, rounds=6)
+    rounds = [tuple(seen[at : at + 3]) for at in range(0, len(seen), 3)]
+    assert len(rounds) == 7, "one round to warm up"
+    assert all(sorted(order) == [0, 1, 2] for order in rounds)
+    assert len(set(rounds)) > 3
+    assert times.tolist() == [[0.0, 1.0, 2.0]] * 6
+
+
+def test_the_interval_holds_the_median_and_shrinks_with_the_spread() -> None:
+    ratios = np.random.default_rng(0).normal(1.0, 0.1, 200)
+    low, high = interval(ratios)
+    assert low < np.median(ratios) < high
+    assert high - low < 0.1
+    assert interval(np.ones(5)) == (1.0, 1.0)
+
+
+def test_peak_memory_on_a_cpu_counts_what_is_alive_at_once() -> None:
+    def step() -> None:
+        for _ in range(3):
+            torch.empty(2**20, dtype=torch.float32)
+        both = [torch.empty(2**18, dtype=torch.float32) for _ in range(2)]
+        del both
+
+    assert peak_bytes_on_cpu(step) == 4 * 2**20
+
+
+def test_the_memory_of_a_step_includes_parameters_and_optimiser_state() -> None:
+    report = bench_step(StepPlan(methods=("blur",), batch=1, **QUICK), sizes=TINY)
+    weights = sum(p.numel() for p in make_vit(TINY, "timm").parameters())
+    assert report.rows[0].peak_mib == pytest.approx(1 + 3 * 4 * weights / 2**20, rel=0.01)
+
+
+def test_a_step_measures_the_same_model_in_every_round() -> None:
+    bench = StepBench(
+        TINY,
+        "timm",
+        torch.randn(2, 3, 16, 16),
+        torch.tensor([0, 1]),
+        torch.float32,
+        CpuStopwatch(),
+        Deadline(None),
+        print,
+    )
+    trained = bench.build("none")
+    before = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    bench.make_step(trained, "eager")()
+    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
+    assert trained.optimiser.state, "the optimiser has run"
+
+
+def test_measuring_leaves_threads_and_the_random_numbers_as_they_were() -> None:
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    bench_ops(
+        OpsPlan(shapes=(NAME,), backends=("math",), methods=("dropkey",), device="cpu", rounds=2, threads=before + 1)
+    )
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_targets_are_those_of_one_machine() -> None:
+    assert ops_target(H200, "dropkey(0.1)", Shape(256, 6, 197, 64)) == 0.90
+    assert step_target(H200, "graying(svd)", "compiled") == 1.10
+    assert step_target(H200, "graying(svd)", "eager") is None
+    other = dataclasses.replace(H200, device="2-core x86 CPU")
+    assert ops_target(other, "dropkey(0.1)", Shape(256, 6, 197, 64)) is None
+    assert step_target(other, "graying(svd)", "compiled") is None
+
+
+# Reports.
+
+STEP_REPORT = StepReport(
+    head=head(),
+    model=str(BASE),
+    batch=512,
+    rows=(
+        StepRow(recipe="none", mode="compiled", milliseconds=56.7, ratio=1.0, low=1.0, high=1.0, target=None),
+        StepRow(recipe="dropkey(0.1)", mode="compiled", milliseconds=62.4, ratio=1.1, low=1.0, high=1.2, target=1.0),
+        StepRow(recipe="blur(1.0)", mode="compiled", failure="out of memory: [too] much <of> it"),
+    ),
+)
+OPS_REPORT = ops_report(
+    row(family="stock", name="cudnn", milliseconds=0.39, ratio=1.0),
+    row(recipe="dropkey(0.1)", chosen=True, milliseconds=0.35, ratio=0.897, target=0.90, error=2e-3),
+    row(recipe="blur(1.0)", chosen=True, milliseconds=0.43, ratio=1.1, target=0.95),
+    row(recipe="hardmask(0.1)", failure="cannot <script>"),
+)
+
+
+@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
+def test_a_report_comes_back_from_its_file_as_it_was(report: Any, tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "report.json"
+    save(report, path)
+    assert load(path) == report
+    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"format": 9, "benchmark": "ops"}', '{"format": 1, "benchmark": "ops"}']
+)
+def test_a_file_that_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(ParameterError, match=r"file\.json"):
+        load(path)
+
+
+def test_tables_say_which_targets_are_met_missed_and_not_measured() -> None:
+    table = targets(OPS_REPORT)
+    cells = dict(zip(table.columns, next(cells for cells in table.rows if cells[0] == "197 (64)"), strict=True))
+    assert cells["`dropkey(0.1)`"] == "0.90 ≤ 0.90, met"
+    assert cells["`blur(1.0)`"] == "1.10 > 0.95, missed"
+    assert cells["`hardmask(0.1)`"] == "? ≤ 1.15, not measured"
+    assert tally(OPS_REPORT) == "Of 21 targets 1 are met, 1 are missed and 19 are not measured."
+    steps = dict(targets(STEP_REPORT).rows)
+    assert steps["`dropkey(0.1)`"] == "1.10 > 1.00, missed"
+    assert steps["`cb(cb)`"] == "? ≤ 1.02, not measured"
+
+
+def test_another_machine_meets_no_target() -> None:
+    fast = row(recipe="dropkey(0.1)", chosen=True, milliseconds=0.1, ratio=0.2, target=None)
+    assert "0 are met, 0 are missed" in tally(ops_report(fast))
+
+
+def test_failures_that_are_alike_share_a_line_and_name_the_shapes_unless_all_fail() -> None:
+    other = Shape(8, 12, 4096, 64)
+    report = ops_report(
+        row(recipe="blur(1.0)", failure="no"),
+        row(recipe="none", failure="no"),
+        row(recipe="dropkey(0.1)", milliseconds=1.0),
+        row(recipe="blur(1.0)", failure="no", shape=other),
+        row(recipe="none", failure="no", shape=other),
+        row(recipe="dropkey(0.1)", failure="out of memory", shape=other),
+    )
+    assert failures(report) == [
+        "attemper triton, blur(1.0) / none: no",
+        "attemper triton, dropkey(0.1) at 4096x64: out of memory",
+    ]
+
+
+@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
+def test_a_screen_shows_every_figure_and_every_failure(
+    report: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for fancy in (False, True):
+        monkeypatch.setattr(show_module, "_fancy", lambda stream, fancy=fancy: fancy)
+        show_module.show(report)
+        shown = capsys.readouterr().out
+        for table in full_tables(report):
+            assert all(cell in shown for cells in table.rows for cell in cells)
+        assert all(line in shown for line in failures(report))
+        assert ("━" in shown) == fancy, "rich draws lines, plain text does not"
+
+
+def test_output_is_plain_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    show_module.show(OPS_REPORT, stream)
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
+def test_the_page_stands_alone_and_escapes_what_it_shows(report: Any) -> None:
+    page = make_page(report)
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    assert "<script>cannot" not in page
+    assert "cannot <script>" not in page
+    assert "<of>" not in page
+    for line in failures(report):
+        assert line.split("<")[0] in page
+    assert "<svg" in page
+    assert report.head.machine.device in page
+
+
+def test_markdown_leaves_out_columns_without_entries() -> None:
+    table = full_tables(OPS_REPORT)[0]
+    first = markdown(table).splitlines()[0]
+    assert "95 %" in table.columns
+    assert "95 %" not in first
+    assert "target" in first
+
+
+# The command line.
+
+
+def test_the_command_measures_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json, page = tmp_path / "ops.json", tmp_path / "ops.html"
+    words = f"ops --device cpu --shapes {NAME} --methods blur --backends math --rounds 2 --threads 1 --note busy"
+    words += " --date 2026-01-02"
+    assert main([*words.split(), "--json", str(json), "--page", str(page)]) == 0
+    report = load(json)
+    assert report.head.command == f"attemper bench {words} --json ops.json --page ops.html"
+    assert (report.head.date, report.head.note, report.head.rounds) == ("2026-01-02", "busy", 2)
+    assert report.head.machine.versions["torch"] == torch.__version__
+    assert "blur(1.0)" in capsys.readouterr().out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_step_command_measures_shows_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attemper.bench.step.SMALL", TINY)
+    json = tmp_path / "step.json"
+    words = "step --device cpu --methods blur cb --batch 1 --rounds 2 --threads 1 --json"
+    assert main([*words.split(), str(json)]) == 0
+    assert [r.recipe for r in load(json).rows] == ["none", TWIN, "blur(1.0)", "cb(cb)"]
+
+
+def test_a_mistake_is_a_message_and_exit_status_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["ops", "--shapes", "64x32"]) == 2
+    assert "Did you mean '65x32'?" in capsys.readouterr().err
+    assert main(["ops", "--json", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["step", "--page", str(tmp_path / "file" / "page.html")]) == 2
+    assert "not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("plan", [Ops, Step])
+def test_every_option_is_explained(plan: type[Ops | Step], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([plan.__name__.lower(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(plan):
+        after = shown.split(f"--{field.name} X")[-1]
+        assert after.removeprefix(" [X ...]").strip()[0].isupper(), field.name
+
+
+def test_tyro_reads_the_plans_as_they_are() -> None:
+    tyro = pytest.importorskip("tyro")
+    words = ["--shapes", "65x32", "197x64", "--rounds", "3", "--json", "o.json"]
+    assert tyro.cli(Ops, args=words) == Ops(shapes=("65x32", "197x64"), rounds=3, json=Path("o.json"))
+    assert tyro.cli(Step, args=["--modes", "eager", "compiled"]) == Step(modes=("eager", "compiled"))
+
+
+def test_a_report_does_not_tell_where_its_files_were() -> None:
+    assert command_line(["ops", "--json", "/home/me/ops.json"]) == "attemper bench ops --json ops.json"
+    assert command_line(["step", "--note", "two words"]) == "attemper bench step --note 'two words'"
+
+
+def test_figures_so_far_are_written_after_every_shape(tmp_path: Path) -> None:
+    seen: list[int] = []
+    plan = OpsPlan(shapes=(NAME, "1x1x5x8"), backends=("math",), methods=("none",), **QUICK)
+    bench_ops(plan, after_shape=lambda report: seen.append(len({r.shape for r in report.rows})))
+    assert seen == [1, 2]
+
+
+def test_progress_is_told_and_only_grows() -> None:
+    told: list[float] = []
+    bench_ops(
+        OpsPlan(shapes=(NAME, "1x1x5x8"), backends=("math",), methods=("none",), **QUICK),
+        progress=lambda share, what: told.append(share),
+    )
+    bench_step(
+        StepPlan(methods=("cb",), batch=1, **QUICK), sizes=TINY, progress=lambda share, what: told.append(1 + share)
+    )
+    assert told == sorted(told)
+    assert told[-1] == 2.0
+
+
+# The documentation.
+
+
+def figures_script() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["figures"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_documentation_shows_the_figures_of_the_result_files() -> None:
+    script = figures_script()
+    for page in script.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert script.MARKED.search(text), f"{page.name} shows no figures"
+        assert script.fill(text) == text, f"run python benchmarks/figures.py: {page.name} shows other figures"
+
+
+def test_figures_that_differ_from_their_file_are_noticed(tmp_path: Path) -> None:
+    script = figures_script()
+    save(STEP_REPORT, tmp_path / "step.json")
+    page = script.fill("<!-- figures: summary step.json -->\n<!-- /figures -->", tmp_path)
+    assert "| `dropkey(0.1)` | 62.4 ms | 1.10 |" in page
+    assert script.fill(page, tmp_path) == page
+    assert script.fill(page.replace("62.4", "52.4"), tmp_path) != page.replace("62.4", "52.4")
+
+
+@pytest.mark.parametrize("name", ["attention-h200.json", "ops-cpu.json", "step-cpu.json"])
+def test_every_result_says_on_what_and_when_it_was_taken(name: str) -> None:
+    report = load(ROOT / "benchmarks" / "results" / name)
+    assert report.head.machine.device
+    assert report.head.date
+    assert report.head.command
+    assert {"attemper", "torch"} <= set(report.head.machine.versions)
+
+
+def test_an_unknown_method_is_the_recipes_own_error() -> None:
+    with pytest.raises(UnknownMethodError):
+        ops_recipes(["dropkye"])
