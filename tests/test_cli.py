@@ -16,7 +16,8 @@ import attemper
 from attemper.cli import main
 from attemper.cli.commands import COMMANDS, GROUPS
 from attemper.cli.compare import Compare, folder_of
-from attemper.study import DEFAULT_PLAN, Plan, Study, status_of
+from attemper.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
+from attemper.study.published import SCALES, catalogue, find_table
 
 SMALL = ["--seeds", "2", "--epochs", "1", "--workers", "1"]
 PATHS = [[name] for name in COMMANDS if name not in GROUPS]
@@ -193,3 +194,20 @@ def test_methods_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) ->
     assert [method["name"] for method in listed] == [method.name for method in attemper.list_methods()]
     assert main(["methods", "dropkey"]) == 0
     assert "renormalises" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------- the published tables
+def test_published_tables_are_listed_and_their_plans_can_be_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce"]) == 0
+    listed = capsys.readouterr().out
+    assert main(["reproduce", "explicit-cifar10", "--scale", "full", "--print-plan"]) == 0
+    (tmp_path / "plan.yaml").write_text(capsys.readouterr().out)
+    assert load_plan(tmp_path / "plan.yaml") == Plan.from_dict(find_table("explicit-cifar10").plan("full"))
+    for table in catalogue():
+        assert table.key in listed
+        for scale in SCALES:
+            assert Plan.from_dict(table.plan(scale)).runs()
+    assert main(["reproduce", "explicit-cifar1"]) == 2
+    assert "Did you mean 'explicit-cifar10'?" in capsys.readouterr().err

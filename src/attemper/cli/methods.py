@@ -47,7 +47,7 @@ class Methods:
         else:
             table = Table(box=None, pad_edge=False, header_style="bold")
             for title in ("name", "what it does", "from"):
-                table.add_column(title)
+                table.add_column(title, no_wrap=title == "name")
             for method in chosen:
                 table.add_row(method.name, method.summary, f"{method.paper.title}, {method.paper.venue}")
             console().print(table)

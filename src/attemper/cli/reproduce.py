@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.table import Table as Grid
 
 from attemper.cli.compare import carry_out
 from attemper.cli.options import Data, Json, Workers, Writable
 from attemper.cli.show import console, say
 from attemper.study import Plan, dump_plan
+from attemper.study.published import SCALES, catalogue, find_table
 
 __all__ = ["Reproduce"]
 
@@ -40,6 +43,34 @@ class Reproduce:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.study import published
+        if self.name is None:
+            _list()
+            return 0
+        table = find_table(self.name)
+        plan = Plan.from_dict(table.plan(self.scale))
+        if self.print_plan:
+            sys.stdout.write(dump_plan(plan))
+            return 0
+        where = console(json=self.json)
+        say(where, table.title, f"Source: {table.source}", *(f"- {caveat}" for caveat in table.caveats), "")
+        return carry_out(
+            plan,
+            self.folder or Path("runs") / f"{table.key}-{self.scale}",
+            words=words,
+            workers=self.workers,
+            data=self.data,
+            costs=True,
+            change_plan=False,
+            json=self.json,
+        )
 
-        raise NotImplementedError(published, carry_out, console, say, Plan, dump_plan)
+
+def _list() -> None:
+    where = console()
+    tables = Grid(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "table", "rows", "source"):
+        tables.add_column(title, no_wrap=title == "name", overflow="fold")
+    for table in catalogue():
+        tables.add_row(table.key, table.title, str(len(table.rows)), table.source)
+    where.print(tables)
+    say(where, "", *(f"--scale {name}: {line}" for name, line in SCALES.items()))
