@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: help install lint types test quick format bench clean
+.PHONY: help install lint types test quick compare format bench clean
 
 help:
 	@echo "make test     install, lint, check types and run every test"
 	@echo "make quick    the tests without the model matrix"
 	@echo "make lint     ruff"
 	@echo "make types    mypy, strict"
+	@echo "make compare  compare eight recipes on digits: a table and a page, in about three minutes"
 	@echo "make format   let ruff rewrite the sources"
 	@echo "make bench    what tempering costs in eval mode and at rate zero"
 	@echo "make clean    remove .venv and every cache"
@@ -34,6 +35,9 @@ test: lint types
 
 quick: install
 	$(BIN)/pytest -n $(JOBS) --ignore tests/test_contracts.py
+
+compare: install
+	$(BIN)/attemper compare
 
 format: install
 	$(BIN)/ruff check --fix .
