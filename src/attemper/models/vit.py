@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.tasks.base import InputShape
 
-__all__ = ["vit"]
+__all__ = ["patch_for", "vit", "vit_digits"]
 
 
 def vit(
@@ -50,6 +50,27 @@ def vit(
         mlp_ratio=mlp / width,
         global_pool=pool,
     )
+    return model
+
+
+def vit_digits(
+    shape: InputShape,
+    *,
+    width: int = 32,
+    depth: int = 4,
+    heads: int = 4,
+    mlp: int = 64,
+    patch: int | None = 2,
+    pool: Literal["token", "avg"] = "token",
+) -> nn.Module:
+    """A ViT that is narrow enough to learn 8 × 8 images in seconds on one core.
+
+    It starts from other weights than `vit`: a deviation of 0.02 suits widths of hundreds, and at 32 it makes positions
+    so faint beside the patches that most of a short training is spent on finding them.
+    """
+    model = vit(shape, width=width, depth=depth, heads=heads, mlp=mlp, patch=patch, pool=pool)
+    cast(Any, model).init_weights("jax")  # Xavier, which knows the width
+    nn.init.normal_(cast(Tensor, model.pos_embed))
     return model
 
 

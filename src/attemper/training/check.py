@@ -17,7 +17,7 @@ __all__ = ["check_run"]
 def check_run(spec: RunSpec, task: Task) -> None:
     """Raise unless the data can be split, and the model can be built, tempered and run forward and backward.
 
-    One step is made on two inputs of noise, on the CPU: a recipe that does not fit the model raises there at the latest.
+    One step is made on two inputs of noise, on the CPU: a recipe that does not fit raises there at the latest.
     """
     parse_augmentation(spec.budget.augment)
     task.split(spec.seed, spec.budget.validation)
