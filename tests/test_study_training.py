@@ -17,7 +17,6 @@ import torch
 
 from attemper.study import PlanError, Study, compare, summarise
 from attemper.study.costs import measure_costs, read_costs
-from attemper.study.executor import cores
 from attemper.study.plan import Plan
 from test_study import results_without_timings
 
@@ -51,16 +50,18 @@ def wait_for(something: Any, process: subprocess.Popen[bytes]) -> Any:
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
-    """As many as a single worker has: sums in another order would be other numbers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(cores())
+def one_core() -> Iterator[None]:
+    """One thread here and in the worker: sums in another order would be other numbers."""
+    threads, allowed = torch.get_num_threads(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    os.sched_setaffinity(0, allowed)
+    torch.set_num_threads(threads)
 
 
 def test_a_study_killed_with_its_worker_and_resumed_ends_as_if_nothing_had_happened(
-    tmp_path: Path, threads: None
+    tmp_path: Path, one_core: None
 ) -> None:
     quiet = Study(tmp_path / "quiet", Plan.from_dict(PLAN))
     quiet.prepare()
@@ -83,7 +84,7 @@ def test_a_study_killed_with_its_worker_and_resumed_ends_as_if_nothing_had_happe
     assert [row["rank"] for row in summary["recipes"]] == [row["rank"] for row in summarise(quiet)["recipes"]]
 
 
-def test_the_cost_of_a_recipe_is_measured_against_none(tmp_path: Path) -> None:
+def test_the_cost_of_a_recipe_is_measured_against_none(tmp_path: Path, one_core: None) -> None:
     study = Study(tmp_path, Plan.from_dict(PLAN))
     study.prepare()
     measure_costs(study, ["none"])
