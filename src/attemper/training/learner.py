@@ -14,7 +14,7 @@ import attemper
 from attemper.models import build_model
 from attemper.outputs import logits_of
 from attemper.tasks.base import InputShape
-from attemper.tasks.seeds import derive
+from attemper.tasks.seeds import derive, drawing_from
 from attemper.training.meter import Meter
 from attemper.training.spec import Budget, RunSpec
 
@@ -32,12 +32,15 @@ class Learner:
 
         self.budget = spec.budget
         self.device = device
-        with torch.random.fork_rng():
-            torch.manual_seed(derive(spec.seed, "weights"))
+        with drawing_from(derive(spec.seed, "weights")):
             self.model = build_model(spec.model, shape)
             self.tempered = attemper.apply(self.model, spec.recipe)
         self.model.to(device)
-        self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=accumulate)
+        self.accelerator = Accelerator(
+            mixed_precision="no",  # the budget decides, run by run; accelerate would decide once per process
+            device_placement=False,
+            gradient_accumulation_steps=accumulate,
+        )
         runnable = torch.compile(self.model) if self.budget.compile else self.model
         self.runnable, self.optimizer = self.accelerator.prepare(
             runnable, make_optimizer(self.model, self.budget, device)
@@ -109,11 +112,12 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Everything that later steps depend on, except random states."""
         average = None if self.average is None else self.average.values
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "average": average}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"], "average": average}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        groups = self.optimizer.state_dict()["param_groups"]  # the budget's own, on this device
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         if self.average is not None:
             self.average.load(state["average"])
 
