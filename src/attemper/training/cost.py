@@ -15,8 +15,8 @@ from attemper.tasks.base import Task
 from attemper.training.data import RunData
 from attemper.training.graph import fastest
 from attemper.training.learner import Learner
+from attemper.training.loop import choose_device
 from attemper.training.randomness import borrowed, seed_everything
-from attemper.training.run import choose_device
 from attemper.training.spec import Budget, RunSpec
 
 __all__ = ["Cost", "step_costs"]

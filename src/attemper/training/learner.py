@@ -39,7 +39,6 @@ class Learner:
         self.accelerator = Accelerator(
             mixed_precision="no",  # the budget decides, run by run; accelerate would decide once per process
             device_placement=False,
-            gradient_accumulation_steps=accumulate,
         )
         runnable = torch.compile(self.model) if self.budget.compile else self.model
         self.runnable, self.optimizer = self.accelerator.prepare(
@@ -47,20 +46,31 @@ class Learner:
         )
         self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
         self.meter = Meter(self.budget.loss_bound, device)
+        self.accumulate = accumulate
+        self.waiting = 0
+        """Batches whose gradients the optimiser has not seen yet."""
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
 
         inputs: what the model takes. targets: int64 (B) or probabilities (B, classes).
         """
-        with self.accelerator.accumulate(self.runnable):
-            self.accelerator.backward(self.loss(inputs, targets))
-            if self.accelerator.sync_gradients and self.budget.clip is not None:
-                self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        if self.accelerator.sync_gradients and self.average is not None:
+        self.waiting += 1
+        complete = self.waiting == self.accumulate
+        with contextlib.nullcontext() if complete else self.accelerator.no_sync(self.runnable):
+            self.accelerator.backward(self.loss(inputs, targets) / self.accumulate)
+        if complete:
+            self.update()
+
+    def update(self) -> None:
+        """Let the optimiser take its step with the gradients that have come together."""
+        if self.budget.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
             self.average.update()
+        self.waiting = 0
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The training loss with all that the recipe adds to it; the meter counts it."""
