@@ -243,5 +243,6 @@ def test_the_final_table_shows_names_as_they_are(tmp_path: Path) -> None:
     console.print(summary_table(summarise(study)))
     console.print(status_table(status_of(study)))
     assert "dropkey(0.1, schedule=[0.1, 0.2])" in text.getvalue()
+    assert "\na | b " in text.getvalue()
     assert "85.20 ± 0.70" in text.getvalue()
     assert "15 of 15 runs done" in text.getvalue()

@@ -60,7 +60,7 @@ def vit_digits(
     depth: int = 4,
     heads: int = 4,
     mlp: int = 64,
-    patch: int | None = 2,
+    patch: int | None = None,
     pool: Literal["token", "avg"] = "token",
 ) -> nn.Module:
     """A ViT that is narrow enough to learn 8 × 8 images in seconds on one core.
@@ -75,7 +75,7 @@ def vit_digits(
 
 
 def patch_for(shape: InputShape) -> int:
-    """The patch size that divides both sides and comes nearest to an eighth of the shorter one."""
+    """The patch size that divides both sides and comes nearest to an eighth of the shorter one, and to 2 at least."""
     short = min(shape.height, shape.width)
-    fitting = [size for size in range(1, short + 1) if shape.height % size == 0 and shape.width % size == 0]
-    return min(fitting, key=lambda size: abs(size - short / 8))
+    fitting = [size for size in range(2, short // 2 + 1) if shape.height % size == 0 and shape.width % size == 0]
+    return min(fitting, key=lambda size: abs(size - short / 8), default=1)

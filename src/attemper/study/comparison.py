@@ -9,7 +9,7 @@ from typing import Any
 
 from attemper.study.costs import measure_costs
 from attemper.study.engine import Engine
-from attemper.study.executor import work
+from attemper.study.executor import stopped, work
 from attemper.study.export import to_csv, to_markdown
 from attemper.study.files import translated, write_whole
 from attemper.study.live import SilentView, View
@@ -71,13 +71,16 @@ def compare(
     study = Study(folder, plan, root, engine=engine, change_plan=change_plan)
     for note in plan.notes:
         view.note(note)
-    study.check()
     try:
+        study.check()
         work(study, workers=workers, view=view)
+        if costs:
+            view.note("measuring what a training step costs with each recipe")
+            measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])
+    except KeyboardInterrupt:
+        raise stopped(study) from None
     finally:
         view.close()
-    if costs:
-        measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])
     summary = summarise(study, command=command)
     write_summary(summary, study.folder)
     return summary

@@ -67,16 +67,19 @@ def work(study: Study, *, workers: int | None = None, view: View | None = None) 
         crew.look()
     except KeyboardInterrupt:
         crew.stop()
-        status = status_of(study)
-        raise StoppedError(
-            f"Stopped with {status.done} of {status.total} runs done. Nothing is lost: run the same command to go on."
-        ) from None
+        raise stopped(study) from None
     finally:
         crew.stop()
     study.sweep()
     status = status_of(study)
     view.show(status)
     return status
+
+
+def stopped(study: Study) -> StoppedError:
+    """What to say after Ctrl-C."""
+    done, total = len(study.results()), len(study.runs)
+    return StoppedError(f"Stopped with {done} of {total} runs done. Nothing is lost: run the same command to go on.")
 
 
 @dataclass(frozen=True)

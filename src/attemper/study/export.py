@@ -47,7 +47,7 @@ def to_markdown(summary: Summary) -> str:
     header = ["recipe", "test", "difference to none", "p", "rank", "step time", *(["published"] if extra else [])]
     lines = [f"# {_cell(summary['title'])}", "", _cell(summary["verdict"]), ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    lines += [f"| {' | '.join(cells(row)[: len(header)])} |" for row in summary["recipes"]]
+    lines += [f"| {' | '.join(map(_cell, cells(row)[: len(header)]))} |" for row in summary["recipes"]]
     plan = summary["plan"]
     seeds, epochs = len(plan["seeds"]), plan["budget"]["epochs"]
     lines += [
@@ -66,10 +66,10 @@ def cells(row: dict[str, Any]) -> list[str]:
     """One recipe as a line of a table for people: name, test, difference, p, rank, step time, published."""
     difference, rank, cost, published = row["difference"], row["rank"], row["cost"], row["published"]
     return [
-        _cell(row["name"]) + _flaws(row),
+        row["name"] + _flaws(row),
         _spread(row["mean"], row["deviation"]),
         "" if difference is None else _interval(difference),
-        "" if difference is None or difference["adjusted"] is None else f"{difference['adjusted']:.3f}",
+        "" if difference is None else _p(difference["adjusted"]),
         "" if rank is None else _range(rank),
         "" if cost is None else f"× {cost['ratio']:.2f}",
         "" if published is None else _published(published),
@@ -92,6 +92,12 @@ def _interval(difference: dict[str, Any]) -> str:
     if difference["low"] is not None:
         text += f" [{100 * difference['low']:+.2f}, {100 * difference['high']:+.2f}]"
     return text.replace("-", "−")
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _range(rank: dict[str, Any]) -> str:

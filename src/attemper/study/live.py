@@ -74,12 +74,12 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._live.start()
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(text))
 
     def show(self, status: Status) -> None:
+        self._live.start()  # does nothing the second time
         self._live.update(status_table(status), refresh=True)
 
     def close(self) -> None:

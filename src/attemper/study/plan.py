@@ -123,7 +123,10 @@ class Plan:
         budget = {name: value for name, value in dataclasses.asdict(self.budget).items() if name != "lr"}
         plan: dict[str, Any] = {"title": self.title} if self.title else {}
         plan |= {"task": self.task, "model": self.model, "seeds": list(self.seeds), "budget": budget}
-        plan |= {"lr": list(self.lr), "recipes": [dataclasses.asdict(entry) for entry in self.recipes]}
+        plan |= {
+            "lr": list(self.lr),
+            "recipes": [{"name": entry.name, "recipe": entry.recipe} for entry in self.recipes],
+        }
         if self.published:
             plan["published"] = [dataclasses.asdict(row) for row in self.published]
         return plan

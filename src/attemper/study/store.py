@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shutil
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ __all__ = ["Result", "Store", "problem_with"]
 
 Result = dict[str, Any]
 FORMAT = 1
+FAILURE = re.compile(r"(\w+)\.(\d+)\.json")
 
 
 class Store:
@@ -126,18 +128,23 @@ class Store:
         return found
 
     def _failure_files(self, key: str) -> list[Path]:
-        return [self.folder / "failures" / f"{key}.{number}.json" for number in range(1, self.attempts()[key] + 1)]
+        """In order. There may be gaps: whoever clears them can be killed on the way."""
+        found = [
+            path for path in self._files("failures") if FAILURE.fullmatch(path.name) and path.name.startswith(f"{key}.")
+        ]
+        return sorted(found, key=_number_of)
 
     def attempts(self) -> Counter[str]:
         """How many attempts at each run went wrong."""
-        names = (path.name for path in self._files("failures"))
-        return Counter(name.partition(".")[0] for name in names if name.endswith(".json"))
+        found = (FAILURE.fullmatch(path.name) for path in self._files("failures"))
+        return Counter(match[1] for match in found if match)
 
     def add_failure(self, key: str, error: str, traceback: str = "") -> None:
         """Note an attempt that went wrong; only the owner of the run's claim does."""
         owner = identity()
         note = {"key": key, "error": error, "traceback": traceback, "host": owner["host"], "pid": owner["pid"]}
-        path = self.folder / "failures" / f"{key}.{self.attempts()[key] + 1}.json"
+        number = max(map(_number_of, self._failure_files(key)), default=0) + 1
+        path = self.folder / "failures" / f"{key}.{number}.json"
         with translated(path):
             write_whole(path, json.dumps({**note, "at": time.time()}, indent=1))
 
@@ -163,6 +170,11 @@ class Store:
             return list((self.folder / name).iterdir())
         except OSError:
             return []
+
+
+def _number_of(failure: Path) -> int:
+    match = FAILURE.fullmatch(failure.name)
+    return int(match[2]) if match else 0
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -6,11 +6,10 @@ devices, and a run that was interrupted see the same images.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from attemper.calls import parse_call, render_call
 from attemper.errors import ParameterError, suggestion
-from attemper.tasks.seeds import derive
+from attemper.tasks.seeds import derive, drawing_from
 
 __all__ = ["Augmentation", "Transform", "list_augmentations", "parse_augmentation"]
 
@@ -238,20 +237,6 @@ def _render(transform: Any) -> str:
         if getattr(transform, field.name) != field.default
     }
     return render_call(transform.name, given)
-
-
-@contextlib.contextmanager
-def drawing_from(seed: int) -> Iterator[None]:
-    """A stretch of code in which torch's CPU generator is another stream.
-
-    `torch.manual_seed` would do the same to every GPU's generator, which belongs to the stochastic methods.
-    """
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def seed_of_batch(seed: int, epoch: int, batch: int) -> int:

@@ -85,8 +85,8 @@ class ImageTask:
         return self._limited(self.pool(), self.train, "training")
 
     @cached_property
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        return self._training.statistics()
+    def _by_device(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
 
     def split(self, seed: int, validation: float) -> tuple[Source, Source]:
         source = self._training
@@ -102,8 +102,14 @@ class ImageTask:
 
     def to_input(self, stored: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
-        mean, deviation = (x.to(stored.device)[:, None, None] for x in self._statistics)
+        mean, deviation = self._statistics_on(stored.device)
         return (stored.float() - mean) / deviation
+
+    def _statistics_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._by_device:
+            mean, deviation = self._training.statistics()
+            self._by_device[device] = mean[:, None, None].to(device), deviation[:, None, None].to(device)
+        return self._by_device[device]
 
     def _limited(self, source: Source, images: int | None, part: str) -> Source:
         if images is None or images == len(source):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import torch
 
-__all__ = ["derive", "generator"]
+__all__ = ["derive", "drawing_from", "generator"]
 
 
 def derive(seed: int, *path: str | int) -> int:
@@ -24,3 +26,17 @@ def derive(seed: int, *path: str | int) -> int:
 def generator(seed: int, *path: str | int) -> torch.Generator:
     """A generator on the CPU for one stream, so that every device sees the same draws."""
     return torch.Generator().manual_seed(derive(seed, *path))
+
+
+@contextlib.contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """A stretch of code in which torch's CPU generator is another stream.
+
+    `torch.manual_seed` would do the same to every GPU's generator, which belongs to the stochastic methods.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from attemper.tasks.base import Task
 from attemper.training.data import RunData
-from attemper.training.graph import captured
+from attemper.training.graph import fastest
 from attemper.training.learner import Learner
+from attemper.training.loop import choose_device
 from attemper.training.randomness import borrowed, seed_everything
-from attemper.training.run import choose_device
 from attemper.training.spec import Budget, RunSpec
 
 __all__ = ["Cost", "step_costs"]
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP = 3
 BOOTSTRAPS = 2000
@@ -55,10 +58,9 @@ def step_costs(
     where = choose_device(device)
     names = list(dict.fromkeys(["none", *recipes]))
     with borrowed():
-        steppers = {
-            name: Stepper(RunSpec(task=task.name, model=model, recipe=name, seed=0, budget=budget), task, where)
-            for name in names
-        }
+        spec = RunSpec(task=task.name, model=model, recipe="none", seed=0, budget=budget)
+        data = RunData(spec, task, where)
+        steppers = {name: Stepper(dataclasses.replace(spec, recipe=name), data, where) for name in names}
         times = {name: np.empty(rounds) for name in names}
         for round_ in range(rounds):
             for name in names:
@@ -69,15 +71,14 @@ def step_costs(
 class Stepper:
     """One recipe's model, warmed up on one batch."""
 
-    def __init__(self, spec: RunSpec, task: Task, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, data: RunData, device: torch.device) -> None:
         self.device = device
-        self.data = RunData(spec, task, device)
+        self.batch: tuple[Tensor, Tensor] = next(data.epoch(1))
         held = self._allocated()
         seed_everything(spec.seed)
-        self.learner = Learner(spec, task.shape, device)
-        self.learner.model.train()
-        self.batch: tuple[Tensor, Tensor] = next(self.data.epoch(1))
-        self.learn: Callable[[Tensor, Tensor], None] = captured(self.learner, self.data)
+        learner = Learner(spec, data.task.shape, device)
+        learner.model.train()
+        self.learn = fastest(learner, data)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         for _ in range(WARM_UP):
@@ -100,7 +101,7 @@ class Stepper:
             torch.cuda.synchronize(self.device)
 
 
-def summarise(times: np.ndarray, reference: np.ndarray, peak_memory: int | None) -> Cost:
+def summarise(times: Floats, reference: Floats, peak_memory: int | None) -> Cost:
     """Median ratio with its interval.
 
     times, reference: seconds of a step in every round.

@@ -12,10 +12,13 @@ from torch import Tensor
 from attemper.training.data import RunData
 from attemper.training.learner import Learner
 
-__all__ = ["GraphedStep", "can_capture", "captured"]
+__all__ = ["GraphedStep", "Step", "can_capture", "fastest"]
+
+Step = Callable[[Tensor, Tensor], None]
+"""Inputs and targets of a batch → one step of training."""
 
 WARM_UP = 3
-"""Steps before the capture: libraries set themselves up, and autotuners and compilers finish."""
+"""Steps before the capture: libraries set themselves up, autotuners and compilers finish."""
 
 
 def can_capture(learner: Learner, data: RunData) -> bool:
@@ -23,35 +26,50 @@ def can_capture(learner: Learner, data: RunData) -> bool:
     return learner.device.type == "cuda" and data.train.in_memory and data.accumulate == 1
 
 
-def captured(learner: Learner, data: RunData) -> Callable[[Tensor, Tensor], None]:
+def fastest(learner: Learner, data: RunData, warn: Callable[[str], None] = lambda text: None) -> Step:
     """The fastest form of `learner.learn` that can serve this run."""
-    return GraphedStep(learner) if can_capture(learner, data) else learner.learn
+    return GraphedStep(learner, warn) if can_capture(learner, data) else learner.learn
 
 
 class GraphedStep:
-    """`learner.learn`, captured when it is first called. Weights and states are what they would be without it."""
+    """`learner.learn`, captured when it is first called. Weights and states are what they would be without it.
 
-    def __init__(self, learner: Learner) -> None:
+    A model that cannot be captured, since something in it waits for the GPU, runs without a graph, with a warning.
+    """
+
+    def __init__(self, learner: Learner, warn: Callable[[str], None]) -> None:
         self.learner = learner
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warn = warn
+        self.step: Step | None = None
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
-        if self.graph is None:
+        if self.step is None:
             self.inputs, self.targets = inputs.clone(), targets.clone()
-            self.graph = self.capture()
+            try:
+                self.graph = self.capture()
+                self.step = self.replay
+            except RuntimeError as error:
+                self.learner.tempered.penalty()  # whatever the broken pass has left behind
+                self.learner.optimizer.zero_grad(set_to_none=True)
+                self.step = self.learner.learn
+                self.warn(f"the step cannot be captured in a CUDA graph, and runs without: {error}")
+        self.step(inputs, targets)
+
+    def replay(self, inputs: Tensor, targets: Tensor) -> None:
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
         self.graph.replay()
 
     def capture(self) -> torch.cuda.CUDAGraph:
         """Warm up on the first batch, undo what that changed, and record one step without running it."""
+        device = self.learner.device
         before = Snapshot(self.learner)
-        stream = torch.cuda.Stream(self.learner.device)
-        stream.wait_stream(torch.cuda.current_stream(self.learner.device))
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 self.learner.learn(self.inputs, self.targets)
-        torch.cuda.current_stream(self.learner.device).wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
         before.restore()
         self.learner.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()

@@ -14,7 +14,7 @@ import attemper
 from attemper.models import build_model
 from attemper.outputs import logits_of
 from attemper.tasks.base import InputShape
-from attemper.tasks.seeds import derive
+from attemper.tasks.seeds import derive, drawing_from
 from attemper.training.meter import Meter
 from attemper.training.spec import Budget, RunSpec
 
@@ -32,32 +32,45 @@ class Learner:
 
         self.budget = spec.budget
         self.device = device
-        with torch.random.fork_rng():
-            torch.manual_seed(derive(spec.seed, "weights"))
+        with drawing_from(derive(spec.seed, "weights")):
             self.model = build_model(spec.model, shape)
             self.tempered = attemper.apply(self.model, spec.recipe)
         self.model.to(device)
-        self.accelerator = Accelerator(device_placement=False, gradient_accumulation_steps=accumulate)
+        self.accelerator = Accelerator(
+            mixed_precision="no",  # the budget decides, run by run; accelerate would decide once per process
+            device_placement=False,
+        )
         runnable = torch.compile(self.model) if self.budget.compile else self.model
         self.runnable, self.optimizer = self.accelerator.prepare(
             runnable, make_optimizer(self.model, self.budget, device)
         )
         self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
         self.meter = Meter(self.budget.loss_bound, device)
+        self.accumulate = accumulate
+        self.waiting = 0
+        """Batches whose gradients the optimiser has not seen yet."""
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
 
         inputs: what the model takes. targets: int64 (B) or probabilities (B, classes).
         """
-        with self.accelerator.accumulate(self.runnable):
-            self.accelerator.backward(self.loss(inputs, targets))
-            if self.accelerator.sync_gradients and self.budget.clip is not None:
-                self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        if self.accelerator.sync_gradients and self.average is not None:
+        self.waiting += 1
+        complete = self.waiting == self.accumulate
+        with contextlib.nullcontext() if complete else self.accelerator.no_sync(self.runnable):
+            self.accelerator.backward(self.loss(inputs, targets) / self.accumulate)
+        if complete:
+            self.update()
+
+    def update(self) -> None:
+        """Let the optimiser take its step with the gradients that have come together."""
+        if self.budget.clip is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
             self.average.update()
+        self.waiting = 0
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The training loss with all that the recipe adds to it; the meter counts it."""
@@ -109,11 +122,12 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Everything that later steps depend on, except random states."""
         average = None if self.average is None else self.average.values
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "average": average}
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"], "average": average}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        groups = self.optimizer.state_dict()["param_groups"]  # the budget's own, on this device
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         if self.average is not None:
             self.average.load(state["average"])
 

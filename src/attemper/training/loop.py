@@ -16,7 +16,7 @@ from attemper.tasks.base import Task
 from attemper.training.checkpoint import DamagedError, load_checkpoint, save_checkpoint, set_aside
 from attemper.training.data import RunData
 from attemper.training.evaluate import Metrics, evaluate, finite
-from attemper.training.graph import captured
+from attemper.training.graph import Step, fastest
 from attemper.training.learner import Learner
 from attemper.training.meter import Reading
 from attemper.training.randomness import borrowed, random_state, seed_everything, set_random_state
@@ -103,11 +103,11 @@ class Run:
         """Everything that is left to do."""
         self.resume()
         self.learner.model.train()
-        self.learn = captured(self.learner, self.data)
+        learn = fastest(self.learner, self.data, self.warn)
         for epoch in range(self.story.epoch + 1, self.budget.epochs + 1):
             if self.story.over:
                 break
-            reading = self.train(epoch)
+            reading = self.train(epoch, learn)
             if self.story.over:
                 break
             validation = evaluate(self.learner, self.task, self.data.validation)
@@ -116,13 +116,13 @@ class Run:
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
         return self.result()
 
-    def train(self, epoch: int) -> Reading:
+    def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
         begun = time.perf_counter()
         self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch), start=1):
             self.learner.set_lr(self.rate(epoch, batch))
-            self.learn(inputs, targets)
+            learn(inputs, targets)
             if time.perf_counter() - self.last_report > REPORT_EVERY:
                 reading = self.learner.meter.read()
                 self.report(epoch, batch, reading.loss)
@@ -175,6 +175,9 @@ class Run:
             }
         )
 
+    def warn(self, warning: str) -> None:
+        self.report(self.story.epoch, 0, float("nan"), warning=warning)
+
     # ------------------------------------------------------------------------------------------------- interruptions
     def checkpoint(self, last: bool) -> None:
         """Write everything that the rest of the run depends on, if it is time."""
@@ -198,7 +201,7 @@ class Run:
             self.learner.load_state(state)
         except DamagedError as error:
             aside = set_aside(self.folder)
-            self.report(0, 0, float("nan"), warning=f"{error}; it is now '{aside.name}', and the run starts again.")
+            self.warn(f"{error}; it is now '{aside.name}', and the run starts again.")
             return
         self.story, self.best = Story(**state["story"]), state["best"]
         set_random_state(state["random"])
