@@ -217,6 +217,12 @@ def test_an_implementation_that_breaks_is_a_row_that_says_why(monkeypatch: pytes
     assert found["reference"].ratio is not None
 
 
+def test_a_call_that_torch_has_no_kernel_for_says_what_torch_said() -> None:
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("flash",), methods=("none",), **QUICK))
+    reasons = [r.failure for r in report.rows if (r.family, r.recipe) == ("stock", "dropout(0.1)")]
+    assert reasons == ["no kernel for this call; Both fused kernels do not support non-zero dropout."]
+
+
 def test_a_method_that_does_not_fit_the_shape_is_a_row_that_says_why() -> None:
     report = bench_ops(OpsPlan(shapes=("1x1x3x8",), backends=("math",), methods=("hardmask(0.1, k=5)",), **QUICK))
     reasons = [r.failure for r in report.rows if r.name == "reference"]

@@ -265,7 +265,10 @@ def test_figures_that_differ_from_their_file_are_noticed(tmp_path: Path) -> None
     assert script.fill(page.replace("62.4", "52.4"), tmp_path) != page.replace("62.4", "52.4")
 
 
-@pytest.mark.parametrize("name", ["attention-h200.json", "ops-cpu.json", "step-cpu.json"])
+RESULTS = ["attention-h200.json", "ops-cpu.json", "step-cpu.json", "step-compiled-cpu.json"]
+
+
+@pytest.mark.parametrize("name", RESULTS)
 def test_every_result_says_on_what_and_when_it_was_taken(name: str) -> None:
     report = load(ROOT / "benchmarks" / "results" / name)
     assert report.head.machine.device

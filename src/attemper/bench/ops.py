@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,7 +82,7 @@ def bench_ops(
     return report
 
 
-def measure_ceiling(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype, readings: int = 5) -> float:
+def measure_ceiling(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype, readings: int = 10) -> float:
     """TFLOP/s of a large matrix product, the most that attention could hope for."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
@@ -120,12 +121,14 @@ class ShapeBench:
                 chosen=candidate.chosen,
                 target=ops_target(machine, candidate.recipe, self.shape) if candidate.chosen else None,
             )
-            try:
-                prepared[at] = self.prepare(candidate, qkv, dout)
-                row = replace(row, captured=prepared[at].captured, error=self.error(candidate))
-            except Exception as error:
-                prepared.pop(at, None)
-                row = replace(row, failure=reason_of(error))
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                try:
+                    prepared[at] = self.prepare(candidate, qkv, dout)
+                    row = replace(row, captured=prepared[at].captured, error=self.error(candidate))
+                except Exception as error:
+                    prepared.pop(at, None)
+                    row = replace(row, failure=reason_of(error, heard))
             rows.append(row)
         self.time(rows, prepared, ceiling)
         return tuple(rows)
