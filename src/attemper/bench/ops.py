@@ -20,6 +20,7 @@ from attemper.bench.results import Machine, OpsReport, OpsRow, Shape
 from attemper.bench.shapes import find_shapes
 from attemper.bench.targets import ops_target
 from attemper.bench.timing import Deadline, Prepared, Stopwatch, interleaved, interval, make_stopwatch, reason_of
+from attemper.errors import ParameterError
 
 __all__ = ["OpsPlan", "bench_ops"]
 
@@ -135,7 +136,12 @@ class ShapeBench:
 
     def tensors(self, shape: Shape, requires_grad: bool = False) -> list[Tensor]:
         """Three tensors of a shape, drawn anew."""
-        drawn = (torch.randn(shape.sizes, device=self.device, dtype=self.dtype) for _ in range(3))
+        try:
+            drawn = [torch.randn(shape.sizes, device=self.device, dtype=self.dtype) for _ in range(3)]
+        except RuntimeError as error:
+            raise ParameterError(
+                f"shape ({shape}) does not fit into this machine's memory: its inputs alone"
+            ) from error
         return [t.requires_grad_(requires_grad) for t in drawn]
 
     def prepare(self, candidate: Candidate, qkv: list[Tensor], dout: Tensor) -> Prepared:
