@@ -197,7 +197,7 @@ def test_flexattention_drops_the_keys_that_attemper_drops(monkeypatch: pytest.Mo
 
 def test_every_candidate_that_serves_computes_attention_of_the_right_shape() -> None:
     q, k, v = (torch.randn(SIZES.sizes) for _ in range(3))
-    for candidate in candidates(q, k, v, ("flash", "math", "listing"), ops_recipes()):
+    for candidate in candidates(q, k, v, ("math", "listing"), ops_recipes()):
         if candidate.make is not None:
             assert candidate.make()(q, k, v).shape == SIZES.sizes, candidate
 
