@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import io
 import itertools
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -22,32 +20,30 @@ from torch._dynamo.testing import CompileCounter
 import attemper
 from attemper.bench import (
     OpsPlan,
-    OpsReport,
-    OpsRow,
     Shape,
     StepPlan,
-    StepReport,
-    StepRow,
     bench_ops,
     bench_step,
-    load,
-    save,
 )
 from attemper.bench import candidates as candidates_module
 from attemper.bench import ops as ops_module
-from attemper.bench import show as show_module
-from attemper.bench.__main__ import main
 from attemper.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
-from attemper.bench.cli import Ops, Step, command_line
 from attemper.bench.models import BASE, LIBRARIES, SMALL, ViT, make_vit
-from attemper.bench.page import make_page
 from attemper.bench.recipes import ops_recipes, step_recipes
-from attemper.bench.results import Head, Machine
+from attemper.bench.results import Machine
 from attemper.bench.shapes import CPU_SHAPES, CUDA_SHAPES
 from attemper.bench.step import TWIN, StepBench, compiled
-from attemper.bench.tables import failures, full_tables, markdown, tally, targets
+from attemper.bench.tables import failures
 from attemper.bench.targets import OPS, STEP, ops_target, step_target
-from attemper.bench.timing import CpuStopwatch, Deadline, Prepared, interleaved, interval, peak_bytes_on_cpu
+from attemper.bench.timing import (
+    CpuStopwatch,
+    CudaStopwatch,
+    Deadline,
+    Prepared,
+    interleaved,
+    interval,
+    peak_bytes_on_cpu,
+)
 from attemper.errors import AttemperError, ParameterError, UnknownMethodError
 from attemper.methods import DropKey
 from attemper.ops import reference
@@ -85,27 +81,6 @@ class PresetStopwatch(CpuStopwatch):
         if id(prepared) not in self.known:
             self.known[id(prepared)] = next(self.given)
         return self.known[id(prepared)]
-
-
-def head(machine: Machine = H200, **changes: Any) -> Head:
-    given: dict[str, Any] = {
-        "date": "2026-11-15",
-        "command": "attemper bench ops",
-        "machine": machine,
-        "dtype": "bfloat16",
-        "rounds": 15,
-        "clock": "cuda events",
-    }
-    return Head(**given | changes)
-
-
-def ops_report(*rows: OpsRow) -> OpsReport:
-    return OpsReport(head=head(), ceiling_tflops=700.0, rows=rows)
-
-
-def row(**changes: Any) -> OpsRow:
-    given: dict[str, Any] = {"shape": Shape(256, 6, 197, 64), "family": "attemper", "name": "triton", "recipe": "none"}
-    return OpsRow(**given | changes)
 
 
 # What is measured.
@@ -222,7 +197,7 @@ def test_flexattention_drops_the_keys_that_attemper_drops(monkeypatch: pytest.Mo
 
 def test_every_candidate_that_serves_computes_attention_of_the_right_shape() -> None:
     q, k, v = (torch.randn(SIZES.sizes) for _ in range(3))
-    for candidate in candidates(q, k, v, ("flash", "math", "listing"), ops_recipes()):
+    for candidate in candidates(q, k, v, ("math", "listing"), ops_recipes()):
         if candidate.make is not None:
             assert candidate.make()(q, k, v).shape == SIZES.sizes, candidate
 
@@ -240,6 +215,12 @@ def test_an_implementation_that_breaks_is_a_row_that_says_why(monkeypatch: pytes
     assert found["sdpa"].failure == "out of memory: Tried to allocate 61.00 GiB. GPU 0 has …"
     assert found["sdpa"].milliseconds is None
     assert found["reference"].ratio is not None
+
+
+def test_a_call_that_torch_has_no_kernel_for_says_what_torch_said() -> None:
+    report = bench_ops(OpsPlan(shapes=(NAME,), backends=("flash",), methods=("none",), **QUICK))
+    reasons = [r.failure for r in report.rows if (r.family, r.recipe) == ("stock", "dropout(0.1)")]
+    assert reasons == ["no kernel for this call; Both fused kernels do not support non-zero dropout."]
 
 
 def test_a_method_that_does_not_fit_the_shape_is_a_row_that_says_why() -> None:
@@ -286,6 +267,10 @@ def test_a_time_limit_leaves_rows_that_say_so() -> None:
     [
         (OpsPlan(shapes=("64x32",), device="cpu"), ["64x32", *CPU_SHAPES]),
         (OpsPlan(shapes=("0x1x1x1",)), ["0x1x1x1"]),
+        (
+            OpsPlan(shapes=("65536x64x65536x128",), backends=("math",), rounds=2, device="cpu"),
+            ["65536, 64, 65536, 128"],
+        ),
         (OpsPlan(backends=("fa2",)), ["fa2", *BACKENDS]),
         (OpsPlan(backends=("flex",)), ["flex", "cudnn", "math"]),
         (OpsPlan(methods=("dropkye",)), ["dropkye", *(m.name for m in attemper.list_methods())]),
@@ -432,176 +417,7 @@ def test_targets_are_those_of_one_machine() -> None:
     assert step_target(other, "graying(svd)", "compiled") is None
 
 
-# Reports.
-
-STEP_REPORT = StepReport(
-    head=head(),
-    model=str(BASE),
-    batch=512,
-    rows=(
-        StepRow(recipe="none", mode="compiled", milliseconds=56.7, ratio=1.0, low=1.0, high=1.0, target=None),
-        StepRow(recipe="dropkey(0.1)", mode="compiled", milliseconds=62.4, ratio=1.1, low=1.0, high=1.2, target=1.0),
-        StepRow(recipe="blur(1.0)", mode="compiled", failure="out of memory: [too] much <of> it"),
-    ),
-)
-OPS_REPORT = ops_report(
-    row(family="stock", name="cudnn", milliseconds=0.39, ratio=1.0),
-    row(recipe="dropkey(0.1)", chosen=True, milliseconds=0.35, ratio=0.897, target=0.90, error=2e-3),
-    row(recipe="blur(1.0)", chosen=True, milliseconds=0.43, ratio=1.1, target=0.95),
-    row(recipe="hardmask(0.1)", failure="cannot <script>"),
-)
-
-
-@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
-def test_a_report_comes_back_from_its_file_as_it_was(report: Any, tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "report.json"
-    save(report, path)
-    assert load(path) == report
-    assert [file.name for file in path.parent.iterdir()] == ["report.json"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1]", "{}", '{"format": 9, "benchmark": "ops"}', '{"format": 1, "benchmark": "ops"}']
-)
-def test_a_file_that_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    path.write_text(text)
-    with pytest.raises(ParameterError, match=r"file\.json"):
-        load(path)
-
-
-def test_tables_say_which_targets_are_met_missed_and_not_measured() -> None:
-    table = targets(OPS_REPORT)
-    cells = dict(zip(table.columns, next(cells for cells in table.rows if cells[0] == "197 (64)"), strict=True))
-    assert cells["`dropkey(0.1)`"] == "0.90 ≤ 0.90, met"
-    assert cells["`blur(1.0)`"] == "1.10 > 0.95, missed"
-    assert cells["`hardmask(0.1)`"] == "? ≤ 1.15, not measured"
-    assert tally(OPS_REPORT) == "Of 21 targets 1 are met, 1 are missed and 19 are not measured."
-    steps = dict(targets(STEP_REPORT).rows)
-    assert steps["`dropkey(0.1)`"] == "1.10 > 1.00, missed"
-    assert steps["`cb(cb)`"] == "? ≤ 1.02, not measured"
-
-
-def test_another_machine_meets_no_target() -> None:
-    fast = row(recipe="dropkey(0.1)", chosen=True, milliseconds=0.1, ratio=0.2, target=None)
-    assert "0 are met, 0 are missed" in tally(ops_report(fast))
-
-
-def test_failures_that_are_alike_share_a_line_and_name_the_shapes_unless_all_fail() -> None:
-    other = Shape(8, 12, 4096, 64)
-    report = ops_report(
-        row(recipe="blur(1.0)", failure="no"),
-        row(recipe="none", failure="no"),
-        row(recipe="dropkey(0.1)", milliseconds=1.0),
-        row(recipe="blur(1.0)", failure="no", shape=other),
-        row(recipe="none", failure="no", shape=other),
-        row(recipe="dropkey(0.1)", failure="out of memory", shape=other),
-    )
-    assert failures(report) == [
-        "attemper triton, blur(1.0) / none: no",
-        "attemper triton, dropkey(0.1) at 4096x64: out of memory",
-    ]
-
-
-@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
-def test_a_screen_shows_every_figure_and_every_failure(
-    report: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    for fancy in (False, True):
-        monkeypatch.setattr(show_module, "_fancy", lambda stream, fancy=fancy: fancy)
-        show_module.show(report)
-        shown = capsys.readouterr().out
-        for table in full_tables(report):
-            assert all(cell in shown for cells in table.rows for cell in cells)
-        assert all(line in shown for line in failures(report))
-        assert ("━" in shown) == fancy, "rich draws lines, plain text does not"
-
-
-def test_output_is_plain_where_there_is_no_terminal() -> None:
-    stream = io.StringIO()
-    show_module.show(OPS_REPORT, stream)
-    assert "\x1b" not in stream.getvalue()
-
-
-@pytest.mark.parametrize("report", [OPS_REPORT, STEP_REPORT], ids=["ops", "step"])
-def test_the_page_stands_alone_and_escapes_what_it_shows(report: Any) -> None:
-    page = make_page(report)
-    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
-    assert "<script>cannot" not in page
-    assert "cannot <script>" not in page
-    assert "<of>" not in page
-    for line in failures(report):
-        assert line.split("<")[0] in page
-    assert "<svg" in page
-    assert report.head.machine.device in page
-
-
-def test_markdown_leaves_out_columns_without_entries() -> None:
-    table = full_tables(OPS_REPORT)[0]
-    first = markdown(table).splitlines()[0]
-    assert "95 %" in table.columns
-    assert "95 %" not in first
-    assert "target" in first
-
-
-# The command line.
-
-
-def test_the_command_measures_shows_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    json, page = tmp_path / "ops.json", tmp_path / "ops.html"
-    words = f"ops --device cpu --shapes {NAME} --methods blur --backends math --rounds 2 --threads 1 --note busy"
-    words += " --date 2026-01-02"
-    assert main([*words.split(), "--json", str(json), "--page", str(page)]) == 0
-    report = load(json)
-    assert report.head.command == f"attemper bench {words} --json ops.json --page ops.html"
-    assert (report.head.date, report.head.note, report.head.rounds) == ("2026-01-02", "busy", 2)
-    assert report.head.machine.versions["torch"] == torch.__version__
-    assert "blur(1.0)" in capsys.readouterr().out
-    assert page.read_text().startswith("<!doctype html>")
-
-
-def test_the_step_command_measures_shows_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.bench.step.SMALL", TINY)
-    json = tmp_path / "step.json"
-    words = "step --device cpu --methods blur cb --batch 1 --rounds 2 --threads 1 --json"
-    assert main([*words.split(), str(json)]) == 0
-    assert [r.recipe for r in load(json).rows] == ["none", TWIN, "blur(1.0)", "cb(cb)"]
-
-
-def test_a_mistake_is_a_message_and_exit_status_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["ops", "--shapes", "64x32"]) == 2
-    assert "Did you mean '65x32'?" in capsys.readouterr().err
-    assert main(["ops", "--json", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    assert main(["step", "--page", str(tmp_path / "file" / "page.html")]) == 2
-    assert "not a folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("plan", [Ops, Step])
-def test_every_option_is_explained(plan: type[Ops | Step], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([plan.__name__.lower(), "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for field in dataclasses.fields(plan):
-        after = shown.split(f"--{field.name} X")[-1]
-        assert after.removeprefix(" [X ...]").strip()[0].isupper(), field.name
-
-
-def test_tyro_reads_the_plans_as_they_are() -> None:
-    tyro = pytest.importorskip("tyro")
-    words = ["--shapes", "65x32", "197x64", "--rounds", "3", "--json", "o.json"]
-    assert tyro.cli(Ops, args=words) == Ops(shapes=("65x32", "197x64"), rounds=3, json=Path("o.json"))
-    assert tyro.cli(Step, args=["--modes", "eager", "compiled"]) == Step(modes=("eager", "compiled"))
-
-
-def test_a_report_does_not_tell_where_its_files_were() -> None:
-    assert command_line(["ops", "--json", "/home/me/ops.json"]) == "attemper bench ops --json ops.json"
-    assert command_line(["step", "--note", "two words"]) == "attemper bench step --note 'two words'"
-
-
-def test_figures_so_far_are_written_after_every_shape(tmp_path: Path) -> None:
+def test_figures_so_far_are_written_after_every_shape() -> None:
     seen: list[int] = []
     plan = OpsPlan(shapes=(NAME, "1x1x5x8"), backends=("math",), methods=("none",), **QUICK)
     bench_ops(plan, after_shape=lambda report: seen.append(len({r.shape for r in report.rows})))
@@ -621,45 +437,48 @@ def test_progress_is_told_and_only_grows() -> None:
     assert told[-1] == 2.0
 
 
-# The documentation.
-
-
-def figures_script() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "figures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["figures"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_documentation_shows_the_figures_of_the_result_files() -> None:
-    script = figures_script()
-    for page in script.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert script.MARKED.search(text), f"{page.name} shows no figures"
-        assert script.fill(text) == text, f"run python benchmarks/figures.py: {page.name} shows other figures"
-
-
-def test_figures_that_differ_from_their_file_are_noticed(tmp_path: Path) -> None:
-    script = figures_script()
-    save(STEP_REPORT, tmp_path / "step.json")
-    page = script.fill("<!-- figures: summary step.json -->\n<!-- /figures -->", tmp_path)
-    assert "| `dropkey(0.1)` | 62.4 ms | 1.10 |" in page
-    assert script.fill(page, tmp_path) == page
-    assert script.fill(page.replace("62.4", "52.4"), tmp_path) != page.replace("62.4", "52.4")
-
-
-@pytest.mark.parametrize("name", ["attention-h200.json", "ops-cpu.json", "step-cpu.json"])
-def test_every_result_says_on_what_and_when_it_was_taken(name: str) -> None:
-    report = load(ROOT / "benchmarks" / "results" / name)
-    assert report.head.machine.device
-    assert report.head.date
-    assert report.head.command
-    assert {"attemper", "torch"} <= set(report.head.machine.versions)
-
-
 def test_an_unknown_method_is_the_recipes_own_error() -> None:
     with pytest.raises(UnknownMethodError):
         ops_recipes(["dropkye"])
+
+
+# On a GPU.
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_every_candidate_of_a_short_sequence_runs_from_a_graph() -> None:
+    report = bench_ops(OpsPlan(device="cuda", shapes=("4x2x65x32",), rounds=3))
+    served = [r for r in report.rows if r.failure is None]
+    assert {"stock", "flex", "listing", "attemper"} == {r.family for r in served}
+    assert all(r.captured for r in served), [str(r) for r in served if not r.captured]
+    assert all(r.error < 0.02 for r in served if r.error is not None)
+    assert report.head.clock == "cuda events"
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_memory_is_what_a_pass_adds() -> None:
+    stopwatch = CudaStopwatch(torch.device("cuda"))
+    kept = torch.ones(2**20, device="cuda")
+    assert stopwatch.prepare(lambda: kept + 1).peak_bytes == 4 * 2**20
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_running_out_of_memory_is_a_row_and_the_next_shape_is_measured() -> None:
+    shapes = ("4x8x49152x64", "4x2x65x32")
+    report = bench_ops(OpsPlan(device="cuda", shapes=shapes, methods=("none",), backends=("flash", "math"), rounds=2))
+    reasons = [r.failure or "" for r in report.rows if r.name == "math" and r.shape.tokens == 49152]
+    assert all("out of memory" in reason for reason in reasons)
+    assert all(r.ratio is not None for r in report.rows if r.name == "math" and r.shape.tokens == 65)
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_a_step_is_measured_eager_and_compiled() -> None:
+    report = bench_step(StepPlan(device="cuda", methods=("dropkey", "cb"), batch=4, rounds=2), sizes=TINY)
+    assert not failures(report)
+    assert {r.mode for r in report.rows} == {"eager", "compiled"}

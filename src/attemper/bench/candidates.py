@@ -96,8 +96,6 @@ def stock(name: str, p: float, device: torch.device) -> Candidate:
     recipe = f"dropout({p})" if p else "none"
     if device.type == "cpu" and name in ("cudnn", "efficient"):
         return Candidate("stock", name, recipe, refusal="has no kernels for a CPU")
-    if device.type == "cpu" and name == "flash" and p:
-        return Candidate("stock", name, recipe, refusal="has no dropout on a CPU")
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(STOCK[name]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from attemper.bench.results import Machine, OpsReport, OpsRow, Shape
 from attemper.bench.shapes import find_shapes
 from attemper.bench.targets import ops_target
 from attemper.bench.timing import Deadline, Prepared, Stopwatch, interleaved, interval, make_stopwatch, reason_of
+from attemper.errors import ParameterError
 
 __all__ = ["OpsPlan", "bench_ops"]
 
@@ -81,7 +83,7 @@ def bench_ops(
     return report
 
 
-def measure_ceiling(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype, readings: int = 5) -> float:
+def measure_ceiling(stopwatch: Stopwatch, device: torch.device, dtype: torch.dtype, readings: int = 10) -> float:
     """TFLOP/s of a large matrix product, the most that attention could hope for."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
@@ -120,19 +122,26 @@ class ShapeBench:
                 chosen=candidate.chosen,
                 target=ops_target(machine, candidate.recipe, self.shape) if candidate.chosen else None,
             )
-            try:
-                prepared[at] = self.prepare(candidate, qkv, dout)
-                row = replace(row, captured=prepared[at].captured, error=self.error(candidate))
-            except Exception as error:
-                prepared.pop(at, None)
-                row = replace(row, failure=reason_of(error))
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                try:
+                    prepared[at] = self.prepare(candidate, qkv, dout)
+                    row = replace(row, captured=prepared[at].captured, error=self.error(candidate))
+                except Exception as error:
+                    prepared.pop(at, None)
+                    row = replace(row, failure=reason_of(error, heard))
             rows.append(row)
         self.time(rows, prepared, ceiling)
         return tuple(rows)
 
     def tensors(self, shape: Shape, requires_grad: bool = False) -> list[Tensor]:
         """Three tensors of a shape, drawn anew."""
-        drawn = (torch.randn(shape.sizes, device=self.device, dtype=self.dtype) for _ in range(3))
+        try:
+            drawn = [torch.randn(shape.sizes, device=self.device, dtype=self.dtype) for _ in range(3)]
+        except RuntimeError as error:
+            raise ParameterError(
+                f"shape ({shape}) does not fit into this machine's memory: its inputs alone"
+            ) from error
         return [t.requires_grad_(requires_grad) for t in drawn]
 
     def prepare(self, candidate: Candidate, qkv: list[Tensor], dout: Tensor) -> Prepared:

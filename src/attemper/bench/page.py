@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from attemper.bench.files import write_whole
 from attemper.bench.results import OpsReport, OpsRow, Report, StepReport, StepRow
-from attemper.bench.tables import FAMILIES, Table, about, failures, full_tables, number, ratio
+from attemper.bench.tables import FAMILIES, LEGEND, WORDS, Table, about, failures, full_tables, number, ratio
 from attemper.report.charts import Axis, Row, dots
 from attemper.report.markup import Cell, Column, data_block, escape, table
 from attemper.report.page import Section, page
@@ -20,10 +21,7 @@ BAR = "torch's fastest kernel without dropout"
 
 def write_page(report: Report, path: Path) -> None:
     """Write the page of a report; the file is whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f"{path.name}.part")
-    half.write_text(make_page(report), encoding="utf-8")
-    os.replace(half, path)
+    write_whole(path, make_page(report))
 
 
 def make_page(report: Report) -> str:
@@ -46,7 +44,7 @@ def ops_sections(report: OpsReport) -> list[Section]:
         [ratio_row(row, f"{row.recipe}, {row.shape.tokens} tokens × {row.shape.width}", 1) for row in auto],
         title="What impl=auto costs",
         axis=Axis(label=f"time ÷ {BAR}", rule=1.0),
-        note="hollow: the target",
+        note=key_to(auto),
     )
     sections = [Section(heading="At a glance", lead="Below 1 is faster than torch without dropout.", body=overview)]
     for shown, shape in zip(full_tables(report), dict.fromkeys(row.shape for row in report.rows), strict=True):
@@ -58,9 +56,10 @@ def ops_sections(report: OpsReport) -> list[Section]:
             ],
             title=f"Forward and backward at {shape}",
             axis=Axis(label=f"time ÷ {BAR}, logarithmic", rule=1.0, log=True),
-            note="lines: 95 % interval; hollow: the target",
+            note=key_to(rows),
         )
-        sections.append(Section(heading=f"{shape.tokens} tokens × {shape.width}", body=chart + html_table(shown)))
+        body = f"{chart}{html_table(shown)}<p>{LEGEND}</p>"
+        sections.append(Section(heading=f"{shape.tokens} tokens × {shape.width}", body=body))
     return sections
 
 
@@ -71,11 +70,11 @@ def step_sections(report: StepReport) -> list[Section]:
         rows = [row for row in report.rows if row.mode == mode and row.ratio is not None]
         chart = dots(
             [ratio_row(row, row.recipe, 0 if row.recipe.startswith("none") else 1) for row in rows],
-            title=f"A {mode} training step",
+            title=f"Training step, {mode}",
             axis=Axis(label="time ÷ the same step without any method", rule=1.0),
-            note="lines: 95 % interval; hollow: the target",
+            note=key_to(rows),
         )
-        sections.append(Section(heading=f"{mode.capitalize()}", body=chart + html_table(shown)))
+        sections.append(Section(heading=mode.capitalize(), body=chart + html_table(shown)))
     return sections
 
 
@@ -85,9 +84,16 @@ def ratio_row(row: OpsRow | StepRow, label: str, series: int) -> Row:
     return Row(label=label, series=series, value=row.ratio, low=row.low, high=row.high, other=row.target, note=note)
 
 
+def key_to(rows: Sequence[OpsRow | StepRow]) -> str:
+    """What the parts of a chart of ratios mean, as far as they are there."""
+    parts = ["line: 95 % interval"] if any(row.low is not None for row in rows) else []
+    return "; ".join([*parts, "hollow: the target"] if any(row.target is not None for row in rows) else parts)
+
+
 def html_table(shown: Table) -> str:
     """A table that can be sorted by its columns."""
-    columns = [Column(title or "candidate", numeric=at > 0, rising=True) for at, title in enumerate(shown.columns)]
+    shown = shown.trimmed()
+    columns = [Column(title or "candidate", numeric=title not in WORDS, rising=True) for title in shown.columns]
     rows = [[Cell(escape(cell), sort_key(cell)) for cell in row] for row in shown.rows]
     return table(columns, rows, caption=shown.title, sortable=True)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attemper.bench.files import write_whole
 from attemper.errors import ParameterError
 
 __all__ = ["Head", "Machine", "OpsReport", "OpsRow", "Report", "Shape", "StepReport", "StepRow", "load", "save"]
@@ -155,10 +155,7 @@ Report = OpsReport | StepReport
 def save(report: Report, path: Path) -> None:
     """Write a report; the file is whole or absent, also when the program is stopped half-way."""
     text = json.dumps({"format": FORMAT} | dataclasses.asdict(report), indent=1, ensure_ascii=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f"{path.name}.part")
-    half.write_text(text + "\n", encoding="utf-8")
-    os.replace(half, path)
+    write_whole(path, text + "\n")
 
 
 def load(path: Path) -> Report:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from attemper.bench.plan import Progress
 from attemper.bench.results import OpsReport, Report
-from attemper.bench.tables import Table, about, failures, full_tables
+from attemper.bench.tables import LEGEND, WORDS, Table, about, failures, full_tables
 
 __all__ = ["plain", "progress_on", "show"]
 
@@ -22,7 +22,7 @@ PATIENCE = 5.0
 def show(report: Report, stream: TextIO | None = None) -> None:
     """Write a report to a stream, standard output if not given."""
     out = stream or sys.stdout
-    legend = ["* what impl=auto takes"] if isinstance(report, OpsReport) else []
+    legend = [LEGEND] if isinstance(report, OpsReport) else []
     if _fancy(out):
         _show_rich(report, legend)
         return
@@ -41,8 +41,8 @@ def plain(table: Table) -> str:
     none    1.00
     blur    1.10
     """
-    used = [at for at, _ in enumerate(table.columns) if any(row[at] for row in table.rows)]
-    lines = [[table.columns[at] for at in used], *([row[at] for at in used] for row in table.rows)]
+    table = table.trimmed()
+    lines = [table.columns, *table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = ("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
     return "\n".join([table.title, *aligned])
@@ -54,18 +54,18 @@ def _fancy(stream: TextIO) -> bool:
 
 def _show_rich(report: Report, legend: list[str]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)
     console.print("\n".join(about(report)), markup=False)
-    for table in full_tables(report):
-        used = [at for at, _ in enumerate(table.columns) if any(row[at] for row in table.rows)]
+    for table in (table.trimmed() for table in full_tables(report)):
         rich_table = RichTable(title=table.title, title_justify="left")
-        for at in used:
-            rich_table.add_column(table.columns[at], justify="left" if at == 0 else "right")
+        for column in table.columns:
+            rich_table.add_column(column, justify="left" if column in WORDS else "right")
         for row in table.rows:
             style = "red" if any(cell.endswith("missed") for cell in row) else "bold" if row[0].endswith("*") else None
-            rich_table.add_row(*(row[at].replace("[", r"\[") for at in used), style=style)
+            rich_table.add_row(*(escape(cell) for cell in row), style=style)
         console.print(rich_table)
     for line in [*legend, *failures(report)]:
         console.print(line, markup=False, style="dim")

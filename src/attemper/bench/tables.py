@@ -11,6 +11,9 @@ from attemper.bench.targets import OPS, STEP
 __all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "tally", "targets"]
 
 CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
+WORDS = ("", "regularised by", "recipe")
+"""Columns that hold words, not numbers."""
+LEGEND = "* what impl=auto takes"
 FAMILIES = {"stock": "torch", "flex": "FlexAttention", "listing": "paper's listing", "attemper": "attemper"}
 
 
@@ -21,6 +24,12 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def trimmed(self) -> Table:
+        """The table without the columns that have no entry."""
+        used = [at for at, _ in enumerate(self.columns) if any(row[at] for row in self.rows)]
+        rows = tuple(tuple(row[at] for at in used) for row in self.rows)
+        return Table(self.title, tuple(self.columns[at] for at in used), rows)
 
 
 def about(report: Report) -> list[str]:
@@ -237,6 +246,6 @@ def span(low: float | None, high: float | None) -> str:
 
 def markdown(table: Table) -> str:
     """The table as the documentation shows it; columns without any entry are left out."""
-    used = [at for at, _ in enumerate(table.columns) if any(row[at] for row in table.rows)]
-    lines = [[table.columns[at] for at in used], ["---"] * len(used), *([row[at] for at in used] for row in table.rows)]
+    table = table.trimmed()
+    lines = [table.columns, ("---",) * len(table.columns), *table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

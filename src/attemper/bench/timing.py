@@ -10,6 +10,7 @@ import gc
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,10 +199,17 @@ def interval(ratios: NDArray[np.float64], resamples: int = 2000) -> tuple[float,
     return float(low), float(high)
 
 
-def reason_of(error: BaseException) -> str:
-    """Why a candidate cannot be measured, on one line."""
+def reason_of(error: BaseException, heard: Sequence[warnings.WarningMessage] = ()) -> str:
+    """Why a candidate cannot be measured, on one line.
+
+    heard: the warnings before it, in which torch says why it has no kernel for a call.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if text.startswith("No available kernel"):
+        told = [str(warning.message).split(" (Triggered")[0].strip() for warning in heard]
+        reasons = [line for line in dict.fromkeys(told) if not line.endswith(("because:", "at"))]
+        text = "; ".join(["no kernel for this call", *reasons])
     if isinstance(error, torch.OutOfMemoryError):
         return f"out of memory: {text.removeprefix('CUDA out of memory. ')[:80]}"
     return text if len(text) <= 200 else f"{text[:199]}…"
