@@ -82,7 +82,7 @@ class Table:
         """
         size, smoke = self._size(scale), scale == "smoke"
         plan: dict[str, Any] = {
-            "title": f"{self.title} (smoke run on digits, no match for the published figures)" if smoke else self.title,
+            "title": f"{self.title}: smoke run on digits" if smoke else self.title,
             "task": size.task,
             "model": size.model,
             "seeds": size.seeds,
