@@ -1,11 +1,13 @@
-"""Summaries of made-up studies, in the form that the report is given."""
+"""Summaries of made-up studies, in the form that the report is given: usual ones, odd ones and a malicious one."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
+EVIL = """</script><script>window.hurt=1</script><img src=x onerror="window.hurt=1">'"&"""
 NAMES = [
     "none",
     "dropkey(0.1)",
@@ -122,3 +124,79 @@ def published_beside(given: dict[str, Any]) -> dict[str, Any]:
             "source": "Explicit dropout, table 1",
         }
     return given
+
+
+def unfinished() -> dict[str, Any]:
+    given = summary(4, complete=False)
+    given["recipes"][1].update(missing=3, test=[0.8, 0.82, None, None, None], difference=None, rank=None)
+    given["recipes"][2].update(
+        missing=5, mean=None, deviation=None, difference=None, rank=None, cost=None, curves=[], rates=[], lr=None
+    )
+    for part in ("test", "train", "validation"):
+        given["recipes"][2][part] = [None] * 5
+    return given
+
+
+def diverged() -> dict[str, Any]:
+    given = summary(3)
+    broken = given["recipes"][1]
+    broken["diverged"] = 2
+    for curve in broken["curves"][:2]:
+        del curve[6:]
+        curve[-1].update(train_loss=None, train_accuracy=None, penalty=None, validation=None)
+        curve[-2]["validation"]["loss"] = 9_000.0
+    return given
+
+
+def equal() -> dict[str, Any]:
+    given = summary(3)
+    for recipe in given["recipes"]:
+        recipe.update(test=[0.5] * 5, train=[0.5] * 5, mean=0.5, deviation=0.0)
+        if recipe["difference"]:
+            recipe["difference"] = {"mean": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "adjusted": 1.0}
+        recipe["cost"].update(ratio=1.0, low=1.0, high=1.0)
+        for curve in recipe["curves"]:
+            for at in curve:
+                at.update(train_loss=1.0, train_accuracy=0.5, validation={"accuracy": 0.5, "loss": 1.0})
+    return given
+
+
+def without_cost() -> dict[str, Any]:
+    given = summary(3)
+    for recipe in given["recipes"]:
+        recipe["cost"] = None
+    return given
+
+
+def long_names() -> dict[str, Any]:
+    given = summary(3)
+    for recipe in given["recipes"][1:]:
+        recipe["name"] = recipe["recipe"] = "explicit(" + ", ".join(f"v{i}=0.0005" for i in range(30)) + recipe["name"]
+    return given
+
+
+def poisoned() -> dict[str, Any]:
+    given = published_beside(summary(4))
+    given.update(title=EVIL, verdict=EVIL, command=EVIL, versions={EVIL: EVIL}, metric="accuracy")
+    given["plan"].update(task=EVIL, model=EVIL, budget={EVIL: EVIL})
+    for recipe in given["recipes"][1:]:
+        recipe.update(name=recipe["name"] + EVIL, recipe=EVIL)
+        recipe["published"] = {"value": 80.0, "deviation": None, "source": EVIL}
+        recipe["rates"] = [{"method": EVIL, "block": 0, "rate": 0.1}, {"method": EVIL + "2", "block": 0, "rate": None}]
+        recipe["configurations"][0]["recipe"] = EVIL
+    return given
+
+
+STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "usual": lambda: published_beside(summary()),
+    "unfinished": unfinished,
+    "diverged": diverged,
+    "one seed": lambda: summary(3, seeds=1),
+    "one epoch": lambda: summary(3, epochs=1),
+    "no cost": without_cost,
+    "fifteen recipes": lambda: summary(15, epochs=200),
+    "long names": long_names,
+    "all equal": equal,
+    "only none": lambda: summary(1),
+    "empty": lambda: summary(0, verdict="", complete=False),
+}

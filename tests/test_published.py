@@ -158,6 +158,11 @@ def test_full_scale_searches_what_the_paper_searched() -> None:
     assert runs(plan) == 5 * 4 * (4 + 9 * 4)
 
 
+@pytest.mark.parametrize(("key", "scale"), PLANS)
+def test_a_table_knows_how_many_runs_its_plan_has(key: str, scale: str) -> None:
+    assert TABLES[key].runs(scale) == runs(TABLES[key].plan(scale))
+
+
 def test_every_strength_of_explicit_dropout_says_its_reduction() -> None:
     for key, scale in PLANS:
         for texts in recipes_of(TABLES[key].plan(scale)).values():
@@ -173,31 +178,30 @@ def test_caveats_say_what_is_not_known() -> None:
     assert "reduction=authors" in said
 
 
-def like(model: str) -> nn.Module:
+def like(depth: int) -> nn.Module:
     """A network as small as can be with the blocks of a model that a plan names: timm's ViT, with a class token."""
-    import timm
+    from timm.models.vision_transformer import VisionTransformer
 
-    depth = VITS[parse_call(model)[0]]
-    return timm.create_model(
-        "vit_tiny_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=depth, num_heads=2, num_classes=4
+    return VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=8, depth=depth, num_heads=2, mlp_ratio=1, num_classes=4
     )
 
 
-def small_recipes() -> list[tuple[str, str]]:
-    """Each recipe once, with the model that it stands beside; λ does not matter to whether it fits."""
-    found = {}
-    for table in catalogue():
-        for scale in SCALES:
-            plan = table.plan(scale)
-            if plan["model"].startswith("vit"):
-                for texts in recipes_of(plan).values():
-                    found[plan["model"], re.sub(r"\de-\d", "1e-3", texts[0])] = None
-    return [(recipe, model) for model, recipe in found]
+def placed_recipes() -> list[tuple[str, int]]:
+    """Each recipe once for each number of blocks that it stands beside; λ does not matter to whether it fits."""
+    plans = [table.plan(scale) for table in catalogue() for scale in SCALES]
+    found = {
+        (re.sub(r"\de-\d", "1e-3", texts[0]), VITS[parse_call(plan["model"])[0]])
+        for plan in plans
+        if not plan["model"].startswith("convmixer")
+        for texts in recipes_of(plan).values()
+    }
+    return sorted(found)
 
 
-@pytest.mark.parametrize(("recipe", "model"), small_recipes())
-def test_every_recipe_fits_the_model_of_its_plan_and_trains(recipe: str, model: str) -> None:
-    network = like(model)
+@pytest.mark.parametrize(("recipe", "depth"), placed_recipes())
+def test_every_recipe_fits_the_model_of_its_plan_and_trains(recipe: str, depth: int) -> None:
+    network = like(depth)
     tempered = attemper.apply(network, recipe)
     images, labels = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
     loss = tempered.loss(lambda: network(images), lambda out: F.cross_entropy(out, labels[: len(out)]))

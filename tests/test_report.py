@@ -7,9 +7,6 @@ import html.parser
 import itertools
 import json
 import re
-from collections.abc import Iterator
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +16,9 @@ import yaml
 from attemper.report import Section, charts, page, render
 from attemper.report.charts import Axis, Bar, Curve, Point, Row
 from attemper.report.scale import make_scale, number, shorten
-from browser import Browser, browsing, chromium
-from summaries import published_beside, summary
+from colours import palette
+from summaries import EVIL, STUDIES, diverged, poisoned, published_beside, summary, unfinished, without_cost
 
-EVIL = """</script><script>window.hurt=1</script><img src=x onerror="window.hurt=1">'"&"""
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
@@ -64,70 +60,6 @@ def whole(text: str) -> Outline:
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", outline.text.lower())
     assert "None" not in outline.text
     return outline
-
-
-def unfinished() -> dict[str, Any]:
-    given = summary(4, complete=False)
-    given["recipes"][1].update(missing=3, test=[0.8, 0.82, None, None, None], difference=None, rank=None)
-    given["recipes"][2].update(
-        missing=5, mean=None, deviation=None, difference=None, rank=None, cost=None, curves=[], rates=[], lr=None
-    )
-    for part in ("test", "train", "validation"):
-        given["recipes"][2][part] = [None] * 5
-    return given
-
-
-def diverged() -> dict[str, Any]:
-    given = summary(3)
-    broken = given["recipes"][1]
-    broken["diverged"] = 2
-    for curve in broken["curves"][:2]:
-        del curve[6:]
-        curve[-1].update(train_loss=None, train_accuracy=None, penalty=None, validation=None)
-        curve[-2]["validation"]["loss"] = 9_000.0
-    return given
-
-
-def equal() -> dict[str, Any]:
-    given = summary(3)
-    for recipe in given["recipes"]:
-        recipe.update(test=[0.5] * 5, train=[0.5] * 5, mean=0.5, deviation=0.0)
-        if recipe["difference"]:
-            recipe["difference"] = {"mean": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "adjusted": 1.0}
-        recipe["cost"].update(ratio=1.0, low=1.0, high=1.0)
-        for curve in recipe["curves"]:
-            for at in curve:
-                at.update(train_loss=1.0, train_accuracy=0.5, validation={"accuracy": 0.5, "loss": 1.0})
-    return given
-
-
-def without_cost() -> dict[str, Any]:
-    given = summary(3)
-    for recipe in given["recipes"]:
-        recipe["cost"] = None
-    return given
-
-
-def long_names() -> dict[str, Any]:
-    given = summary(3)
-    for recipe in given["recipes"][1:]:
-        recipe["name"] = recipe["recipe"] = "explicit(" + ", ".join(f"v{i}=0.0005" for i in range(30)) + recipe["name"]
-    return given
-
-
-STUDIES = {
-    "usual": lambda: published_beside(summary()),
-    "unfinished": unfinished,
-    "diverged": diverged,
-    "one seed": lambda: summary(3, seeds=1),
-    "one epoch": lambda: summary(3, epochs=1),
-    "no cost": without_cost,
-    "fifteen recipes": lambda: summary(15, epochs=200),
-    "long names": long_names,
-    "all equal": equal,
-    "only none": lambda: summary(1),
-    "empty": lambda: summary(0, verdict="", complete=False),
-}
 
 
 # -------------------------------------------------------------------------------------------------- what is on the page
@@ -233,18 +165,6 @@ def test_a_recipe_has_one_colour_and_mark_everywhere_and_the_baseline_the_neutra
 
 
 # --------------------------------------------------------------------------------------------------------- safe to open
-def poisoned() -> dict[str, Any]:
-    given = published_beside(summary(4))
-    given.update(title=EVIL, verdict=EVIL, command=EVIL, versions={EVIL: EVIL}, metric="accuracy")
-    given["plan"].update(task=EVIL, model=EVIL, budget={EVIL: EVIL})
-    for recipe in given["recipes"][1:]:
-        recipe.update(name=recipe["name"] + EVIL, recipe=EVIL)
-        recipe["published"] = {"value": 80.0, "deviation": None, "source": EVIL}
-        recipe["rates"] = [{"method": EVIL, "block": 0, "rate": 0.1}, {"method": EVIL + "2", "block": 0, "rate": None}]
-        recipe["configurations"][0]["recipe"] = EVIL
-    return given
-
-
 def test_nothing_from_the_summary_becomes_markup() -> None:
     clean, bad = whole(render(published_beside(summary(4)))), whole(render(poisoned()))
     assert "img" not in {tag for tag, _ in bad.attributes}
@@ -328,6 +248,34 @@ def test_a_chart_without_data_says_so(draw: Any) -> None:
     assert "no data yet" in whole(draw([], title="T", **axes)).text
 
 
+def test_a_very_wide_interval_does_not_press_the_numbers_together() -> None:
+    rows = [Row(label=str(at), value=1.0 + at) for at in range(3)]
+    plain = charts.dots(rows, title="T", axis=Axis(label="X"))
+    wide = charts.dots([*rows[1:], Row(label="0", value=1.0, low=-1e3, high=1e3)], title="T", axis=Axis(label="X"))
+
+    def spread(chart: str) -> float:
+        places = [float(x) for x in re.findall(r'<use [^>]* x="([\d.]+)%"', chart)]
+        return max(places) - min(places)
+
+    assert spread(wide) > spread(plain) / 5
+    [(left, right)] = re.findall(r'class="interval" x1="([\d.]+)%" x2="([\d.]+)%"', wide)
+    assert 0 <= float(left) < 5
+    assert 95 < float(right) <= 100
+
+
+def test_epochs_are_whole_numbers() -> None:
+    chart = charts.lines(
+        [Curve(label="a", x=[1, 2, 3], y=[1.0, 2.0, 3.0])], title="T", x=Axis(label="X"), y=Axis(label="")
+    )
+    assert re.findall(r'<text class="tick" [^>]*>([^<]*)<', chart) == ["1", "2", "3"]
+
+
+def test_a_budget_is_told_by_what_is_not_usual() -> None:
+    given = summary(2)
+    given["plan"]["budget"] = {"epochs": 20, "batch_size": 128, "clip": None, "compile": False, "ema": 0.99}
+    assert "epochs 20, batch size 128, ema 0.99" in whole(render(given)).text
+
+
 def test_a_gap_in_a_curve_is_a_gap() -> None:
     assert CHARTS["lines"].count("<polyline") == 2
     assert CHARTS["lines"].count("<polygon") == 2
@@ -341,11 +289,6 @@ def test_other_pages_can_be_made_of_sections() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- colours
-def palette() -> dict[str, tuple[str, str]]:
-    style = resources.files("attemper.report").joinpath("page.css").read_text(encoding="utf-8")
-    return {name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)}
-
-
 def linear(colour: str) -> Any:
     value = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
@@ -388,170 +331,3 @@ def lab(rgb: Any) -> Any:
 def test_series_can_be_told_apart_whatever_cones_a_reader_has(theme: int, sight: str) -> None:
     seen = [lab(np.array(SIGHT[sight]) @ linear(palette()[f"s{series}"][theme])) for series in range(8)]
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
-
-
-# ------------------------------------------------------------------------------------------------------- a real browser
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine: install Debian's `chromium`, or name one in CHROMIUM")
-    with browsing(program, tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    paths = {}
-    for name, build in {**STUDIES, "poisoned": poisoned}.items():
-        paths[name] = folder / f"{name}.html"
-        paths[name].write_text(render(build()), encoding="utf-8")
-    return paths
-
-
-COLUMN = """(title) => {
-  const table = document.querySelector(".sortable");
-  const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.startsWith(title));
-  return [...table.tBodies[0].rows].map((row) => row.cells[at].dataset.key ?? null);
-}"""
-CLICK = """(title) => {
-  const buttons = [...document.querySelectorAll(".sortable th button")];
-  const button = buttons.find((button) => button.textContent.startsWith(title));
-  button.click();
-  return button.closest("th").getAttribute("aria-sort");
-}"""
-WIDER = """[...document.querySelectorAll("body *")].filter((element) =>
-  element.getBoundingClientRect().right > innerWidth + 1 && !element.closest(".scroll, pre, .symbols, .unseen")
-).map((element) => element.outerHTML.slice(0, 120))"""
-
-
-@pytest.mark.parametrize("name", [*STUDIES, "poisoned"])
-def test_the_page_opens_from_disk_without_complaint_or_request(
-    browser: Browser, written: dict[str, Path], name: str
-) -> None:
-    browser.open(written[name])
-    assert browser.complaints() == []
-    assert browser.requests() == [written[name].resolve().as_uri()]
-    assert browser.evaluate("window.hurt") is None
-
-
-@pytest.mark.parametrize("name", [*STUDIES, "poisoned"])
-def test_a_phone_needs_no_sideways_scrolling(browser: Browser, written: dict[str, Path], name: str) -> None:
-    browser.open(written[name], width=360, height=740)
-    assert browser.evaluate("document.documentElement.scrollWidth") == 360
-    assert browser.evaluate(WIDER) == []
-
-
-def test_a_script_that_is_not_ours_does_not_run(browser: Browser, written: dict[str, Path], tmp_path: Path) -> None:
-    broken = tmp_path / "broken.html"
-    evil = '<script>window.hurt=1</script><img src="https://example.org/x.png" onerror="window.hurt=1">'
-    broken.write_text(
-        written["usual"].read_text(encoding="utf-8").replace("</main>", evil + "</main>"), encoding="utf-8"
-    )
-    browser.open(broken)
-    assert browser.evaluate("window.hurt") is None
-    assert any("Content Security Policy" in complaint for complaint in browser.complaints())
-
-
-def test_headings_sort_the_table_and_missing_values_stay_below(browser: Browser, written: dict[str, Path]) -> None:
-    browser.open(written["unfinished"])
-    assert browser.evaluate(f"({CLICK})('test')") == "ascending"
-    rising = browser.evaluate(f"({COLUMN})('test')")
-    assert rising[-1] is None
-    assert [float(value) for value in rising[:-1]] == sorted(float(value) for value in rising[:-1])
-    assert browser.evaluate(f"({CLICK})('test')") == "descending"
-    falling = browser.evaluate(f"({COLUMN})('test')")
-    assert falling == [*reversed(rising[:-1]), None]
-    assert browser.evaluate(f"({CLICK})('recipe')") == "ascending"
-    names = browser.evaluate(f"({COLUMN})('recipe')")
-    assert names == sorted(names)
-    assert browser.evaluate("document.querySelectorAll('.sortable [aria-sort]:not([aria-sort=none])').length") == 1
-    assert "Sorted by recipe" in browser.evaluate("document.getElementById('told').textContent")
-
-
-def test_plots_draw_in_view_and_marks_lie_where_the_numbers_are(browser: Browser, written: dict[str, Path]) -> None:
-    browser.open(written["usual"])
-    sizes = browser.evaluate(
-        "[...document.querySelectorAll('svg.plot')].map(s => [s.getBoundingClientRect().width, s.getBBox().height])"
-    )
-    assert len(sizes) >= 10
-    assert all(width > 100 and height > 50 for width, height in sizes)
-    recipes = published_beside(summary())["recipes"]
-    means = sorted((recipe["mean"] for recipe in recipes), reverse=True)
-    places = browser.evaluate(
-        "[...document.querySelector('#accuracy svg.plot').querySelectorAll('use')]"
-        ".map(u => u.getBoundingClientRect()).map(r => r.left + r.width / 2)"
-    )
-    assert len(places) == len(means)
-    slope, offset = np.polyfit(means, places, 1)
-    assert slope > 0
-    assert np.allclose(slope * np.array(means) + offset, places, atol=1.0)
-    lengths = browser.evaluate("[...document.querySelectorAll('polyline')].map(line => line.getTotalLength())")
-    assert len(lengths) >= 4 * len(recipes)
-    assert min(lengths) > 300
-
-
-def test_everything_can_be_reached_and_used_by_keyboard(browser: Browser, written: dict[str, Path]) -> None:
-    browser.open(written["usual"])
-    browser.press("Tab")
-    assert browser.evaluate("document.activeElement.className") == "skip"
-    assert browser.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
-    wanted = {"theme": False, "sort": False, "scroll": False, "switch": False}
-    for _ in range(60):
-        browser.press("Tab")
-        seen = browser.evaluate(
-            "(e => e.id === 'theme' ? 'theme' : e.dataset.first ? 'sort' : e.className === 'scroll' ? 'scroll' "
-            ": e.dataset.switch ? 'switch' : '')(document.activeElement)"
-        )
-        if not seen or wanted[seen]:
-            continue
-        wanted[seen] = True
-        outline = browser.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline == "solid", f"focus on {seen} cannot be seen"
-        if seen == "sort":
-            browser.press("Enter")
-            assert browser.evaluate("document.activeElement.closest('th').ariaSort") == "ascending"
-        if seen == "switch":
-            browser.press(" ")
-            assert browser.evaluate("document.activeElement.ariaPressed") == "false"
-    assert all(wanted.values()), wanted
-
-
-def test_a_legend_hides_and_shows_a_recipe_in_all_panels(browser: Browser, written: dict[str, Path]) -> None:
-    browser.open(written["fifteen recipes"])
-    shown = "new Set([...document.querySelectorAll('[data-series]:not(.off)')].map(g => g.dataset.series)).size"
-    assert browser.evaluate(shown) == 6
-    assert browser.evaluate("document.querySelector('[data-switch=\"0\"]').ariaPressed") == "true"
-    browser.evaluate("document.querySelector('[data-all=show]').click()")
-    assert browser.evaluate(shown) == 15
-    browser.evaluate("document.querySelector('[data-switch=\"3\"]').click()")
-    assert browser.evaluate("document.querySelectorAll('[data-series=\"3\"].off').length") >= 4
-    assert browser.evaluate(shown) == 14
-
-
-def test_the_theme_follows_the_system_until_the_reader_chooses(browser: Browser, written: dict[str, Path]) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    browser.open(written["usual"], dark=True)
-    dark = browser.evaluate(background)
-    browser.open(written["usual"])
-    light = browser.evaluate(background)
-    assert dark != light
-    browser.evaluate("document.getElementById('theme').click()")
-    assert browser.evaluate(background) == dark
-    browser.evaluate("document.getElementById('theme').click()")
-    assert browser.evaluate(background) == light
-    browser.evaluate("localStorage.clear()")
-
-
-def test_a_page_prints_its_picture(browser: Browser, written: dict[str, Path], tmp_path: Path) -> None:
-    browser.open(written["usual"])
-    browser.screenshot(tmp_path / "page.png")
-    image_module = pytest.importorskip("PIL.Image")
-    picture = np.asarray(image_module.open(tmp_path / "page.png").convert("RGB")).reshape(-1, 3)
-    found = {tuple(colour) for colour in np.unique(picture, axis=0).tolist()}
-    for series in range(8):
-        colour = palette()[f"s{series}"][0]
-        assert tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5)) in found, (
-            f"series {series} is nowhere to be seen"
-        )

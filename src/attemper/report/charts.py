@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attemper.report.drawing import Axis, figure, grid, height_of, level, mark, percent, series_group, upright
 from attemper.report.markup import escape
@@ -43,26 +43,44 @@ class Row:
     """The figures as text, at the right end."""
 
     @property
-    def extent(self) -> list[float | None]:
-        """Every number that the row shows."""
-        single = [value for value, _ in self.points]
-        return [self.value, self.low, self.high, self.other, self.other_low, self.other_high, *single]
+    def numbers(self) -> list[float | None]:
+        """The numbers that the row shows, without their intervals."""
+        return [self.value, self.other, *(value for value, _ in self.points)]
+
+    @property
+    def ends(self) -> list[float | None]:
+        """The ends of its intervals."""
+        return [self.low, self.high, self.other_low, self.other_high]
 
 
 def dots(rows: Sequence[Row], *, title: str, axis: Axis, note: str = "") -> str:
     """A dot plot with intervals. Labels stand above their rows, so that long ones find room on a phone.
 
     note: what the chart's parts mean, below its title.
+
+    An interval far wider than the numbers lie apart, as two seeds give, goes to the edge of the chart: drawn whole, it
+    would press everything else together.
     """
     tall = 46
-    scale = axis.scale([value for row in rows for value in row.extent])
+    numbers = [value for row in rows for value in row.numbers]
+    scale = axis.scale(numbers + _within_reach([value for row in rows for value in row.ends], numbers, axis))
     bottom = tall * len(rows)
     spoken = "; ".join(f"{row.label}: {row.note or number(row.value)}" for row in rows)
     body = ""
-    if any(finite(value) is not None for row in rows for value in row.extent):
+    if any(finite(value) is not None for value in numbers):
         drawn = (_dot_row(row, scale, tall * at) for at, row in enumerate(rows))
         body = upright(scale, axis, 0, bottom) + "".join(drawn)
     return figure(title, note, f"{axis.label}. {spoken}", "dots", bottom + 42, body)
+
+
+def _within_reach(ends: list[float | None], numbers: list[float | None], axis: Axis) -> list[float | None]:
+    """The ends of intervals, those that are too far out brought back to as far as the axis should go."""
+    known = [value for value in map(finite, [*numbers, axis.rule, *axis.include]) if value is not None]
+    reach = 1.5 * (max(known, default=0.0) - min(known, default=0.0))
+    if not reach:
+        return ends
+    low, high = min(known) - reach, max(known) + reach
+    return [None if finite(end) is None else min(max(float(end or 0.0), low), high) for end in ends]
 
 
 def _dot_row(row: Row, scale: Scale, top: int) -> str:
@@ -101,7 +119,8 @@ def _interval(scale: Scale, low: float | None, high: float | None, y: float, kin
     low, high = finite(low), finite(high)
     if low is None or high is None:
         return ""
-    ends = f'x1="{percent(scale.at(low))}" x2="{percent(scale.at(high))}"'
+    left, right = (percent(min(max(scale.at(end), 0.0), 1.0)) for end in (low, high))
+    ends = f'x1="{left}" x2="{right}"'
     return f'<line class="{kind}" {ends} y1="{y}" y2="{y}"/>'
 
 
@@ -136,6 +155,8 @@ def lines(
     top, bottom = 22, height - 42
     curves = [curve for curve in curves if any(finite(value) is not None for value in curve.y)]
     across = make_scale([value for curve in curves for value in curve.x], count=6, margin=0.0)
+    if all(value == round(value) for curve in curves for value in curve.x):  # there is no epoch 1.5
+        across = replace(across, ticks=tuple(tick for tick in across.ticks if tick == round(tick)))
     up = y.scale(
         [value for curve in curves for value in _after(curve, across.low + focus * (across.high - across.low))]
     )

@@ -45,7 +45,7 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section
         rows,
         title=f"Test {metric}",
         axis=Axis(label=f"test {metric}, %"),
-        note=f"Mean, its {sure} interval, and every seed below it.",
+        note=f"Mean, its {sure} interval, and every seed below it. Bars at the edge go on beyond it.",
     )
     return Section(
         heading=metric[:1].upper() + metric[1:],
@@ -78,7 +78,7 @@ def _differences(ranked: Sequence[Entry], sure: str) -> str:
         rows,
         title="Paired difference to none",
         axis=Axis(label="points", rule=0.0),
-        note=f"Mean over seeds and its {sure} interval. To the right of the line is better.",
+        note=f"Mean over seeds and its {sure} interval. Right of the line is better.",
     )
 
 
@@ -298,13 +298,13 @@ def published(ranked: Sequence[Entry], metric: str) -> Section | None:
 
 def rates(ranked: Sequence[Entry]) -> Section | None:
     """At which rate each method acts, block by block."""
-    panels, plain = [], []
+    panels, plain = [], set()
     for entry in ranked:
         given = [rate for rate in entry.raw.get("rates") or () if finite(rate.get("block")) is not None]
         for method in dict.fromkeys(str(rate.get("method")) for rate in given):
             here = {int(rate["block"]): finite(rate.get("rate")) for rate in given if str(rate.get("method")) == method}
             if all(value is None for value in here.values()):
-                plain.append(f"{method} in {entry.name} ({len(here)} blocks)")
+                plain.add(method)
                 continue
             items = [
                 Bar(label=str(block), value=here[block], hint=f"block {block}: {number(here[block])}")
@@ -314,7 +314,7 @@ def rates(ranked: Sequence[Entry]) -> Section | None:
             panels.append(bars(items, title=title, x="block", y=Axis(label="rate"), series=entry.series))
     if not panels and not plain:
         return None
-    rest = f'<p class="lead">Methods without a rate: {escape("; ".join(plain))}.</p>' if plain else ""
+    rest = f'<p class="lead">Methods that have no rate: {escape(", ".join(sorted(plain)))}.</p>' if plain else ""
     return Section(
         heading="Rates by block",
         lead="The probability of dropping, as it was in the model; block 0 is nearest to the input." if panels else "",

@@ -66,7 +66,7 @@ def _ticks(low: float, high: float, count: int) -> tuple[float, ...]:
     """Multiples of 1, 2 or 5 times a power of ten, about this many."""
     rough = (high - low) / count
     power: float = 10.0 ** math.floor(math.log10(rough))
-    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    step = min((power, 2 * power, 5 * power, 10 * power), key=lambda step: abs(math.log(step / rough)))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(round(step * k, 12) for k in range(first, last + 1))
 
@@ -133,7 +133,7 @@ def shorten(text: str, length: int) -> str:
     """The text if it is no longer than this; otherwise its two ends, since recipes differ at either of them.
 
     >>> shorten("explicit(v=0.0005, reduction=authors)", 20)
-    'explicit(v=…authors)'
+    'explicit(v=0…uthors)'
     """
     if len(text) <= length:
         return text

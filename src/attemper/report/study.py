@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from attemper.report.markup import data_block, escape
 from attemper.report.page import page
 from attemper.report.recipes import Entry, entries
 from attemper.report.scale import number
+from attemper.training.spec import Budget
 
 __all__ = ["render"]
 
@@ -66,7 +68,6 @@ def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
 
 def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     plan = summary.get("plan") or {}
-    budget = plan.get("budget") or {}
     seeds = sorted({seed for entry in ranked for seed in entry.seeds})
     sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
     facts = {
@@ -75,7 +76,7 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         "Parameters": " – ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
         "Recipes": len(ranked) or None,
         "Seeds": len(seeds) or None,
-        "Budget": ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in budget.items()) or None,
+        "Budget": _budget(plan.get("budget") or {}) or None,
     }
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
@@ -85,5 +86,13 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{items}</dl>' if items else ""
 
 
-def _short(value: object) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+def _budget(given: Mapping[str, Any]) -> str:
+    """Epochs and batch size, and of the rest what is not as usual."""
+    usual = {field.name: field.default for field in dataclasses.fields(Budget)}
+    told = {
+        name: value
+        for name, value in given.items()
+        if name in ("epochs", "batch_size") or name not in usual or value != usual[name]
+    }
+    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in told.items())
+    return ", ".join(words)

@@ -131,9 +131,9 @@ SMOKE = Size(
     model="vit-digits",
     seeds=2,
     epochs=3,
-    lr=(1e-3,),
+    lr=(3e-3,),
     strengths=("5e-4",),
-    budget={"batch_size": 128, "warmup_epochs": 1.0},
+    budget={"batch_size": 64, "warmup_epochs": 0.5},
 )
 LIKELY = {"batch_size": 128, "augment": "crop-flip"}
 """The rest of what is most likely is what `Budget` has as its defaults."""

@@ -31,8 +31,8 @@ SMOKE = Size(
     model="vit-digits",
     seeds=2,
     epochs=3,
-    lr=(1e-3,),
-    budget={"batch_size": 128, "warmup_epochs": 1.0},
+    lr=(3e-3,),
+    budget={"batch_size": 64, "warmup_epochs": 0.5},
 )
 
 

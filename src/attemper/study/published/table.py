@@ -80,13 +80,9 @@ class Table:
 
         scale: one of `SCALES`. The smoke plan is run on another task, so it has no published figures beside it.
         """
-        if scale not in SCALES:
-            raise ParameterError(
-                f"There is no scale '{scale}'.{suggestion(scale, SCALES)} It is one of {', '.join(SCALES)}."
-            )
-        size, smoke = self.sizes[scale], scale == "smoke"
+        size, smoke = self._size(scale), scale == "smoke"
         plan: dict[str, Any] = {
-            "title": f"{self.title} (smoke run on digits, no match for the published figures)" if smoke else self.title,
+            "title": f"{self.title}: smoke run on digits" if smoke else self.title,
             "task": size.task,
             "model": size.model,
             "seeds": size.seeds,
@@ -96,6 +92,18 @@ class Table:
         }
         published = [self._published(row) for row in self.rows if row.value is not None]
         return plan if smoke or not published else {**plan, "published": published}
+
+    def runs(self, scale: str = "small") -> int:
+        """How many runs the plan of this scale has: rows with their configurations × learning rates × seeds."""
+        size = self._size(scale)
+        return size.seeds * len(size.lr) * sum(len(row.configurations(size.strengths)) for row in self.rows)
+
+    def _size(self, scale: str) -> Size:
+        if scale not in SCALES:
+            raise ParameterError(
+                f"There is no scale '{scale}'.{suggestion(scale, SCALES)} It is one of {', '.join(SCALES)}."
+            )
+        return self.sizes[scale]
 
     def _entry(self, row: Row, size: Size) -> str | dict[str, str]:
         recipe = row.grid(size.strengths)
