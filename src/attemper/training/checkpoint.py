@@ -13,7 +13,15 @@ import torch
 
 from attemper.errors import AttemperError
 
-__all__ = ["CHECKPOINT", "DamagedError", "StorageError", "load_checkpoint", "save_checkpoint", "set_aside"]
+__all__ = [
+    "CHECKPOINT",
+    "DamagedError",
+    "StorageError",
+    "load_checkpoint",
+    "make_ready",
+    "save_checkpoint",
+    "set_aside",
+]
 
 CHECKPOINT = "checkpoint.pt"
 """The name of the one checkpoint in a run's folder."""
@@ -29,6 +37,26 @@ class DamagedError(AttemperError):
     """A checkpoint cannot be read, or belongs to another run."""
 
 
+def make_ready(folder: Path) -> None:
+    """See that checkpoints can be written to a folder, before hours are spent on what they shall hold.
+
+    What a killed process has left half-written there is removed.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for remnant in folder.glob(f".{CHECKPOINT}.*"):
+            remnant.unlink()
+        probe = _temporary(folder)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageError(f"No checkpoint can be written to '{folder}': {error.strerror or error}.") from error
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f".{CHECKPOINT}.{os.getpid()}"
+
+
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint of tensors and plain containers in place of the one before.
 
@@ -38,9 +66,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getvalue()
-    temporary = folder / f".{CHECKPOINT}.{os.getpid()}"
+    temporary = _temporary(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())

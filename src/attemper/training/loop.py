@@ -13,7 +13,7 @@ import torch
 
 import attemper
 from attemper.tasks.base import Task
-from attemper.training.checkpoint import DamagedError, load_checkpoint, save_checkpoint, set_aside
+from attemper.training.checkpoint import DamagedError, load_checkpoint, make_ready, save_checkpoint, set_aside
 from attemper.training.data import RunData
 from attemper.training.evaluate import Metrics, evaluate, finite
 from attemper.training.graph import Step, fastest
@@ -192,6 +192,7 @@ class Run:
         """Go on from the checkpoint, if there is one; one that is damaged or another run's is set aside."""
         if self.folder is None:
             return
+        make_ready(self.folder)
         try:
             state = load_checkpoint(self.folder)
             if state is None:
