@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attemper.ops.call import Call
 from attemper.ops.seed import draw_seed
-from attemper.ops.stream import _limit
+from attemper.ops.stream import live_threshold
 from attemper.ops.triton_attention.library import drop_table, fused_attention
 
 __all__ = ["attention", "refuse"]
@@ -82,5 +82,5 @@ def attention(call: Call) -> Tensor:
         rate = method.independent_drop
         assert rate is not None
         seed = draw_seed(call.q) if call.seed is None else call.seed
-        table = drop_table(seed, _limit(rate, device), k.shape[2])
+        table = drop_table(seed, live_threshold(rate, device), k.shape[2])
     return fused_attention(q, k, v, mask, table, call.scale, call.is_causal)
