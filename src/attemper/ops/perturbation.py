@@ -12,7 +12,7 @@ from torch import Tensor
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream
 
-__all__ = ["DrawnKeys", "Perturbation", "draw", "drop_logits", "rescue"]
+__all__ = ["DrawnKeys", "LargestDrop", "Perturbation", "draw", "drop_logits", "rescue"]
 
 Stage = Literal["keys", "logits", "weights", "heads"]
 
@@ -38,6 +38,18 @@ class DrawnKeys:
         return (torch.arange(self.count, device=self.order.device) < self.count - 1) | self.last
 
 
+@dataclass(frozen=True)
+class LargestDrop:
+    """Each of the `count` largest allowed logits of a row is dropped at rate `p`, by `Stream.keep`.
+
+    fill: what becomes of it, 0 ("zero") or −inf ("neg_inf").
+    """
+
+    p: float
+    count: int
+    fill: Literal["zero", "neg_inf"]
+
+
 class Perturbation:
     """A change to attention. Subclasses name their stages and override them; the others stay the identity.
 
@@ -57,6 +69,10 @@ class Perturbation:
 
         It is what fused implementations look for; None is anything else.
         """
+        return None
+
+    def largest_drop(self, keys: int) -> LargestDrop | None:
+        """What is done to the largest of `keys` logits, if that is all that this does; None is anything else."""
         return None
 
     def shared_count(self, keys: int) -> int | None:
