@@ -18,6 +18,7 @@ from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream, live_threshold
+from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rules
 from attemper.ops.triton_attention.library import fused_attention
 from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
 

@@ -52,8 +52,14 @@ def fused_attention(
     table: from `drop_table`, None drops nothing.
     cuts, hard, fill: hard masking, by `row_cuts` and a `drop_table` of its own; fill is "zero", "neg_inf" or "none".
     """
-    out: Tensor = torch.ops.attemper.fused_attention(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)[0]
+    arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)
+    # Autograd of library operators does not take part in torch.func.grad; that of a function does.
+    out: Tensor = (FusedAttention.apply if _transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
     return out
+
+
+def _transformed() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _token_major(like: Tensor, width: int) -> Tensor:
@@ -182,10 +188,50 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-    grads = torch.ops.attemper.fused_attention_backward(
+    backward = FusedAttentionBackward.apply if _transformed() else torch.ops.attemper.fused_attention_backward
+    grads = backward(
         dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill
     )
     return (*grads, *([None] * 8))
+
+
+class FusedAttention(torch.autograd.Function):
+    """The operator under torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.fused_attention(*arguments)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *grads)
+
+
+class FusedAttentionBackward(torch.autograd.Function):
+    """Its gradients under torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.fused_attention_backward(*arguments)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        _no_second_gradients(ctx)
 
 
 def _no_second_gradients(ctx: Any, *_: object) -> None:
