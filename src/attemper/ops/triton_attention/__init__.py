@@ -1,8 +1,8 @@
 """Fused attention in Triton, with keys dropped inside: linear memory, the masks of `attemper.keep_mask`.
 
-Inside of softmax it serves one method that drops keys independently (DropKey), one that drops the largest logits of a row
-(HardMask), or both, in either order; and beside them any that stay outside (Blur, DropHead). Masks may be boolean or
-additive. Triton is imported when a kernel first runs.
+Inside of softmax it serves one method that drops keys independently (DropKey), one that drops the largest logits of a
+row (HardMask), or both, in either order; and beside them any that stay outside (Blur, DropHead). Masks may be boolean
+or additive. Triton is imported when a kernel first runs.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def query_tile(
     dq = tl.zeros((BM, BE), tl.float32)
     for start in tl.range(0, whole, BN):
         dq, columns = query_step(
-            start, tl.minimum(start + BN, whole - BN), dq, columns, q, dout, lse, delta, words, limits, zero, rule, queries,
-            nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
+            start, tl.minimum(start + BN, whole - BN), dq, columns, q, dout, lse, delta, words, limits, zero, rule,
+            queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
             E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     if whole < end:
@@ -271,15 +271,15 @@ def backward_kernel(
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M,
-                DROP, HARD, CAUSAL, MASK, PRECISION,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
+                False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         else:
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M,
-                DROP, HARD, CAUSAL, MASK, PRECISION,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
+                True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
     else:
         tile -= key_tiles

@@ -52,8 +52,8 @@ def in_reach(
 
 @triton.jit
 def fixed_step(
-    start, ahead, acc, total, seen, columns, q, offset, words, limit, zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-    table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+    start, ahead, acc, total, seen, columns, q, offset, words, limit, zero, rule, queries, nq, nk, k_ptr, k_n,
+    v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -265,12 +265,12 @@ def forward_kernel(
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED,
-            DROP, HARD, CAUSAL, MASK, PRECISION,
+            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED,
-            DROP, HARD, CAUSAL, MASK, PRECISION,
+            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
-    INFINITY_BITS,
     expand_rule,
     groups_of,
     load_bias,

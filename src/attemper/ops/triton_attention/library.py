@@ -1,8 +1,8 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd.
 
-`prepare.py` has what comes before. `fused_attention` gives the output and what backward needs: `stats`, two int32 planes
-(the bits of the base-2 log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold integers, so
-no gradient is ever asked of them.
+`prepare.py` has what comes before. `fused_attention` gives the output and what backward needs: `stats`, two int32
+planes (the bits of the base-2 log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold
+integers, so no gradient is ever asked of them.
 """
 
 from __future__ import annotations
@@ -189,9 +189,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
     backward = FusedAttentionBackward.apply if _transformed() else torch.ops.attemper.fused_attention_backward
-    grads = backward(
-        dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill
-    )
+    grads = backward(dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
     return (*grads, *([None] * 8))
 
 

@@ -28,8 +28,8 @@ torch.library.define(
 torch.library.define("attemper::row_tops", "(Tensor mask, SymInt queries, bool causal) -> Tensor")
 torch.library.define(
     "attemper::row_cuts",
-    "(Tensor q, Tensor k, Tensor? mask, Tensor? tops, Tensor? table, Tensor hard, float scale, bool causal, SymInt largest, "
-    "bool spare) -> Tensor",
+    "(Tensor q, Tensor k, Tensor? mask, Tensor? tops, Tensor? table, Tensor hard, float scale, bool causal, "
+    "SymInt largest, bool spare) -> Tensor",
 )
 
 

@@ -57,9 +57,9 @@ def repair_rows(
             top = tl.full((FLAG_ROWS,), -float("inf"), tl.float32)
             for start in tl.range(0, end, BN):
                 acc, total, seen, top = online_step(
-                    start, acc, total, seen, top, q, spared, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-                    table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, True, DROP, True, HARD,
-                    CAUSAL, MASK, PRECISION,
+                    start, acc, total, seen, top, q, spared, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr,
+                    v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, True, DROP, True,
+                    HARD, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
             if DROP and MASK == "bias":
                 lost = (seen == 0.0) & (queries < nq)

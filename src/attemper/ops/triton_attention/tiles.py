@@ -73,8 +73,8 @@ def restrict(
     """`x` where the query may attend to the key, `fill` elsewhere.
 
     queries, keys: index tensors that broadcast to x, such as (BM, 1) and (1, BN), or transposed.
-    EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries), "full", or "bias", which is added to the
-    logits and forbids nothing by itself.
+    EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries), "full", or "bias", which is added to
+    the logits and forbids nothing by itself.
     """
     if EDGE:
         x = tl.where(keys < nk, x, fill)

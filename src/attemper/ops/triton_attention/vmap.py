@@ -1,7 +1,7 @@
 """The operators under `torch.func.vmap`: what each mapped call would give by itself.
 
-A mask is a function of the seed and of a sample's place in its batch. Mapped calls that share a seed therefore share their
-masks, in the reference too, and must not be taken for one larger batch. Calls that draw nothing may be.
+A mask is a function of the seed and of a sample's place in its batch. Mapped calls that share a seed therefore share
+their masks, in the reference too, and must not be taken for one larger batch. Calls that draw nothing may be.
 """
 
 from __future__ import annotations
