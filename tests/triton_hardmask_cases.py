@@ -145,7 +145,7 @@ def test_opcheck_of_the_operators() -> None:
     torch.library.opcheck(torch.ops.attemper.fused_attention, arguments)
 
 
-def test_compiles_in_one_graph_and_gives_the_same_bits() -> None:
+def test_compiles_in_one_graph_with_the_same_masks() -> None:
     q, k, v = make(1, 2, 17, 17, 16)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
