@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attemper
-from attemper import attention
+from attemper import attention, implementations
 from attemper.errors import ParameterError, UnsupportedError
 from attemper.methods import Blur, Place
 from attemper.methods.blur import blur, gaussian
@@ -127,11 +127,14 @@ def test_causal_blur_looks_back_only(impl, padded):
     assert_same(out * seeing, torch.nan_to_num(by_hand(q, k, v, kernels, allowed)) * seeing)
 
 
-@pytest.mark.parametrize("given", ["is_causal", "boolean mask"])
+@pytest.mark.parametrize("given", ["is_causal", "boolean mask", "float mask"])
 def test_a_later_key_moves_no_earlier_row(given):
     q, k, v = inputs(QUERIES)
     causal = torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()
+    floats = torch.zeros(QUERIES, QUERIES, dtype=q.dtype).masked_fill(~causal, -torch.inf)
     options = {"is_causal": True} if given == "is_causal" else {"attn_mask": causal}
+    if given == "float mask":
+        options = {"attn_mask": floats}
     before = attention(q, k, v, methods=Blur(1.0, w=7), seed=0, **options)
     k[:, :, 4] += 100
     after = attention(q, k, v, methods=Blur(1.0, w=7), seed=0, **options)
@@ -151,6 +154,22 @@ def test_a_mask_that_differs_between_queries_renormalises_each_row(name):
     with pytest.raises(UnsupportedError, match="boolean mask that differs between queries"):
         attention(q, k, v, attn_mask=allowed, methods=method, seed=0, impl="sdpa")
     assert_same(attention(q, k, v, attn_mask=allowed, methods=method, seed=0), out)
+
+
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float64).min, -100.0])
+def test_an_additive_mask_that_differs_between_queries_leaks_nothing(low):
+    q, k, v = inputs(9)
+    allowed = torch.rand(BATCH, 1, QUERIES, 9, generator=torch.Generator().manual_seed(3)) < 0.6
+    allowed[..., 0] = True
+    bias = randn(BATCH, 1, QUERIES, 9, seed=5)
+    mask = bias.masked_fill(~allowed, low)
+    kernels = torch.stack([torch.stack([kernel(row.tolist()) for row in rows]) for rows in allowed[:, 0]])
+    expected = by_hand(q, k, v, kernels, allowed, bias)
+    assert_same(attention(q, k, v, attn_mask=mask, methods=Blur(), seed=0), expected)
+    verdicts = {verdict.name: verdict for verdict in implementations(q, k, v, attn_mask=mask, methods=Blur())}
+    assert "additive mask that differs between queries" in verdicts["sdpa"].reason
+    assert verdicts["reference"].chosen
+    assert "sdpa and triton cannot serve" in verdicts["reference"].because
 
 
 @pytest.mark.parametrize("impl", ROUTES)

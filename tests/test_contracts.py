@@ -157,7 +157,7 @@ def test_activation_checkpointing_gives_the_same_gradients(
         draws.append(device)
         return draw_seed(device)
 
-    monkeypatch.setattr("attemper.ops.reference.draw_seed", counted)
+    monkeypatch.setattr("attemper.ops.perturbation.draw_seed", counted)
     blocks = [block.name for block in find_sites(original(family), family.targets).blocks]
     model, _ = tempered(family, recipe)
     checkpoint_blocks(model, blocks)

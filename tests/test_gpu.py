@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from attemper.methods import DropKey
+from attemper.methods import Blur, DropKey, HardMask
+from attemper.methods.hardmask import largest
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +39,7 @@ SHAPES = [  # batch, heads, heads of k and v, queries, keys, width
     (2, 3, 3, 33, 257, 24),
 ]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-MASKS = ["none", "causal", "keys", "full"]
+MASKS = ["none", "causal", "keys", "full", "bias"]
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensors:
@@ -56,6 +57,9 @@ def make_mask(kind: str, shape: tuple[int, ...]) -> tuple[Tensor | None, bool]:
         mask = torch.rand(batch, 1, nq, nk, device="cuda") < 0.7
         mask[..., 0] = True
         return mask, False
+    if kind == "bias":
+        mask = torch.randn(1, 1, nq, nk, device="cuda")
+        return mask.masked_fill(torch.rand(mask.shape, device="cuda") < 0.2, -1e4), False
     return None, kind == "causal"
 
 
@@ -75,12 +79,13 @@ def errors(given: Tensors, expected: Tensors) -> list[float]:
 def combinations() -> list[tuple[tuple[int, ...], torch.dtype, str]]:
     """Every shape in every dtype under one kind of mask each, and the two tuned shapes under all of them."""
     pairs = itertools.product(SHAPES, DTYPES)
-    found = [(shape, dtype, MASKS[(i + i // 4) % 4]) for i, (shape, dtype) in enumerate(pairs)]
+    found = [(shape, dtype, MASKS[(i + i // 5) % 5]) for i, (shape, dtype) in enumerate(pairs)]
     tuned = itertools.product([SHAPES[2], SHAPES[4]], [torch.bfloat16], MASKS)
     return list(dict.fromkeys([*found, *tuned]))
 
 
-def stock_attention(mask: Tensor | None, causal: bool) -> Attention:
+def stock_attention(mask: Tensor | None, causal: bool, dtype: torch.dtype) -> Attention:
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
@@ -96,7 +101,7 @@ def test_as_exact_as_torchs_own_kernels(shape: tuple[int, ...], dtype: torch.dty
     mask, causal = make_mask(kind, shape)
     options = {"attn_mask": mask, "is_causal": causal}
     plain = outputs(ours("reference", **options), exact, dout)
-    stock = errors(outputs(stock_attention(mask, causal), qkv, dout), plain)
+    stock = errors(outputs(stock_attention(mask, causal, dtype), qkv, dout), plain)
     for methods in ([], [DropKey(0.1)]):
         expected = outputs(ours("reference", methods=methods, **options), exact, dout)
         given = errors(outputs(ours("triton", methods=methods, **options), qkv, dout), expected)
@@ -237,6 +242,77 @@ def test_auto_takes_the_fused_kernels() -> None:
     chosen = [verdict.name for verdict in attemper.implementations(q, k, v, methods=[DropKey(0.1)]) if verdict.chosen]
     assert chosen == ["triton"]
     assert [verdict.name for verdict in attemper.implementations(q, k, v) if verdict.chosen] == ["sdpa"]
+
+
+HARD = [  # batch, heads, heads of k and v, queries, keys, width; k
+    ((4, 3, 3, 65, 65, 32), 5),
+    ((2, 6, 6, 197, 197, 64), 5),
+    ((2, 4, 2, 50, 197, 64), 0.25),
+    ((2, 2, 2, 577, 577, 64), 5),
+    ((1, 2, 2, 130, 1100, 96), 20),
+    ((1, 2, 2, 300, 1500, 64), 0.1),
+    ((2, 2, 2, 1, 1, 16), 1),
+]
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+@pytest.mark.parametrize(("shape", "k"), HARD, ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_hard_masking_is_the_references(shape: tuple[int, ...], k: float, kind: str, fill: str) -> None:
+    # Inputs on a coarse grid, so that every implementation computes the same logits, ties included.
+    qkv = tuple((t.detach() * 4).round().div(4).requires_grad_() for t in make(shape, torch.float32))
+    dout = torch.randn(*shape[:2], shape[3], shape[5], device="cuda")
+    mask, causal = make_mask(kind, shape)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.round()
+    for methods in ([HardMask(0.4, k=k, fill=fill)], [DropKey(0.2), HardMask(0.4, k=k, fill=fill)]):
+        options = {"methods": methods, "attn_mask": mask, "is_causal": causal, "scale": 0.125}
+        given = outputs(ours("triton", **options), qkv, dout)
+        expected = outputs(ours("reference", **options), qkv, dout)
+        for name, error in zip(("out", "dq", "dk", "dv"), errors(given, expected), strict=True):
+            assert error < 1e-4 or (shape[4] == 1 and name in ("dq", "dk")), f"{methods}, {name}: {error:.2e}"
+
+
+@pytest.mark.parametrize("keys", [65, 256, 300])
+def test_the_largest_logits_are_found_exactly_in_bfloat16(keys: int) -> None:
+    q = torch.randint(-2, 3, (2, 3, 70, 64), device="cuda").bfloat16()
+    k = torch.randint(-2, 3, (2, 3, keys, 64), device="cuda").bfloat16()
+    eye = torch.eye(keys, device="cuda", dtype=torch.bfloat16).expand(2, 3, keys, keys)[..., :128]
+    logits = q.float() @ k.float().mT / 8
+    hit = largest(logits, 5) & ~attemper.keep_mask(3, logits.shape, 0.5, device="cuda")
+    method = HardMask(0.5, k=5, fill="neg_inf")
+    # Kept keys far below the others may have no weight left in bfloat16; dropped ones must have none.
+    weights = attemper.attention(q * 0.125, k, eye, methods=[method], seed=3, impl="triton", scale=1.0)
+    top = largest(logits, 5)[..., :128]
+    assert torch.equal((weights == 0) & top, hit[..., :128])
+
+
+@pytest.mark.parametrize("share", ["queries", "heads"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_gathered_keys_are_the_references(share: str, padded: bool) -> None:
+    qkv = make((2, 6, 3, 197, 197, 64), torch.float32)
+    dout = torch.randn_like(qkv[0])
+    mask = make_mask("keys", (2, 6, 3, 197, 197, 64))[0] if padded else None
+    options = {"methods": [DropKey(0.3, share=share)], "attn_mask": mask}
+    results = [outputs(ours(impl, **options), qkv, dout) for impl in ("gather", "reference")]
+    assert max(errors(*results)) < 1e-3
+    again = outputs(ours("gather", **options), qkv, dout)
+    assert torch.equal(again[3], results[0][3])
+
+
+def test_auto_blurs_the_keys_for_a_fused_kernel_and_says_why() -> None:
+    q, k, v = make((2, 4, 4, 65, 65, 32), torch.bfloat16)
+    chosen = {}
+    for methods in ([Blur()], [Blur(), DropKey(0.1)], [HardMask(0.1)], [DropKey(0.3, share="heads")]):
+        (verdict,) = [v for v in attemper.implementations(q, k, v, methods=methods) if v.chosen]
+        chosen[str(methods[-1]).split("(")[0], len(methods)] = verdict.name
+        assert verdict.because
+    assert chosen == {
+        ("blur", 1): "triton",
+        ("dropkey", 2): "triton",
+        ("hardmask", 1): "triton",
+        ("dropkey", 1): "gather",
+    }
 
 
 def test_memory_stays_linear_in_tokens() -> None:

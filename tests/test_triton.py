@@ -13,23 +13,36 @@ import torch
 
 import attemper
 from attemper.errors import UnsupportedError
-from attemper.methods import DropAttention, DropKey
+from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops import triton_attention
 from attemper.ops.call import make_call
+from attemper.ops.outside import refuse_keys
 from attemper.ops.perturbation import Perturbation
 
-CASES = Path(__file__).with_name("triton_cases.py")
+TESTS = Path(__file__).parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_in_the_interpreter() -> None:
+@pytest.mark.parametrize("cases", ["triton_cases.py", "triton_hardmask_cases.py", "triton_mask_cases.py"])
+def test_kernels_in_the_interpreter(cases: str) -> None:
     # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", str(CASES), "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(TESTS / cases),
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     result = subprocess.run(
         command,
         env={**environment, "TRITON_INTERPRET": "1"},
-        cwd=CASES.parents[1],
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -49,12 +62,15 @@ def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
 
 
 def _reason(
-    methods: list[Perturbation], width: int = 16, dtype: torch.dtype = torch.float32, mask: bool = False
+    methods: list[Perturbation],
+    width: int = 16,
+    dtype: torch.dtype = torch.float32,
+    mask: torch.Tensor | None = None,
 ) -> str:
     q = torch.randn(1, 2, 4, width, dtype=dtype)
-    bias = torch.zeros(4, 4) if mask else None
-    call = make_call(q, q, q, bias, False, None, methods, None)
-    return triton_attention._refuse_methods(call) or triton_attention._refuse_tensors(call) or ""
+    call = make_call(q, q, q, mask, False, None, methods, None)
+    given = triton_attention._refuse_methods(call) or triton_attention._refuse_tensors(call) or refuse_keys(call)
+    return given or ""
 
 
 def test_refusals_name_what_is_unsupported() -> None:
@@ -62,10 +78,14 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "not 20" in _reason([DropKey(0.1)], width=20)
     assert "not 136" in _reason([DropKey(0.1)], width=136)
     assert "float64" in _reason([DropKey(0.1)], dtype=torch.float64)
-    assert "additive" in _reason([DropKey(0.1)], mask=True)
+    assert _reason([DropKey(0.1)], mask=torch.zeros(4, 4)) == ""
+    assert "gradient to an additive mask" in _reason([DropKey(0.1)], mask=torch.zeros(4, 4, requires_grad=True))
+    assert "boolean mask that differs between queries" in _reason([Blur()], mask=torch.ones(4, 4, dtype=torch.bool))
     assert "dropattention" in _reason([DropAttention(0.1, rescale="inverted")])
     assert "share=queries" in _reason([DropKey(0.1, share="queries")])
-    assert "one method at most" in _reason([DropKey(0.1), DropKey(0.2)])
+    assert "one method of a kind" in _reason([DropKey(0.1), DropKey(0.2)])
+    assert "2: HardMask, HardMask" in _reason([HardMask(0.1, k=2), HardMask(0.2, k=2), Blur()])
+    assert _reason([HardMask(0.1, k=2), DropKey(0.2), Blur(), DropHead(0.1)]) == ""
 
 
 def test_auto_on_a_cpu_says_why_the_kernels_do_not_serve() -> None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_odd
 from attemper.methods.structure import seed_rate, structured_keep
-from attemper.ops.perturbation import Perturbation, drop_logits
+from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
 from attemper.ops.stream import Stream
 
-__all__ = ["DropKey", "dropkey", "shared_keep"]
+__all__ = ["DropKey", "draw_shared", "dropkey", "shared_count", "shared_keep"]
 
 
 def dropkey(logits: Tensor, keep: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -41,13 +41,28 @@ def shared_keep(stream: Stream, batch: int, heads: int, keys: int, p: float) -> 
     N − ⌊p·N⌋ keys are drawn, at least one, and the last of them is kept with probability 1 − frac(p·N): the number of
     drawn keys never changes, and the expected share of dropped keys is p.
     """
-    whole = math.floor(p * keys)
-    drawn = max(1, keys - whole)
-    rank = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True).argsort(dim=-1)
-    if drawn == 1:
-        return (rank < 1)[:, :, None]
-    coin = stream.keep((batch, heads, 1, keys + 1), p * keys - whole)[..., 0, keys:]
-    return torch.where(rank == drawn - 1, coin, rank < drawn)[:, :, None]
+    drawn = draw_shared(stream, batch, heads, keys, p)
+    kept = torch.zeros_like(drawn.order, dtype=torch.bool)
+    return kept.scatter(-1, drawn.order[..., : drawn.count], drawn.kept)[:, :, None]
+
+
+def draw_shared(stream: Stream, batch: int, heads: int, keys: int, p: float) -> DrawnKeys:
+    """What `shared_keep` is made of: all keys in the order in which they are drawn, and how many of them are."""
+    count = shared_count(keys, p)
+    order = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True)
+    part = p * keys - math.floor(p * keys)
+    if count == 1 or part == 0:
+        return DrawnKeys(order, count, None)
+    return DrawnKeys(order, count, stream.keep((batch, heads, 1, keys + 1), part)[..., 0, keys:])
+
+
+def shared_count(keys: int, p: float) -> int:
+    """N − ⌊p·N⌋, at least one: how many keys the shared forms draw.
+
+    >>> shared_count(10, 0.25), shared_count(2, 0.9)
+    (8, 1)
+    """
+    return max(1, keys - math.floor(p * keys))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +136,12 @@ class DropKey(Scheduled, Perturbation):
     @property
     def independent_drop(self) -> float | None:
         return self.p if self.share == "none" and self.structure == "none" else None
+
+    def shared_count(self, keys: int) -> int | None:
+        return shared_count(keys, self.p) if self.share != "none" and self.structure == "none" else None
+
+    def draw_keys(self, batch: int, heads: int, keys: int, stream: Stream) -> DrawnKeys:
+        return draw_shared(stream, batch, 1 if self.share == "heads" else heads, keys, self.p)
 
     def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """Which keys are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""

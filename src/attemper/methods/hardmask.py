@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Place, Scheduled, check_choice
-from attemper.ops.perturbation import Perturbation, drop_logits
+from attemper.ops.perturbation import LargestDrop, Perturbation, drop_logits
 from attemper.ops.stream import Stream
 
 __all__ = ["HardMask", "largest"]
@@ -19,11 +19,15 @@ __all__ = ["HardMask", "largest"]
 def largest(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
     """Boolean, True at the k largest allowed logits of every row; rows with fewer allowed keys offer all of them.
 
+    Of equal logits the earlier keys come first.
+
     >>> largest(torch.tensor([[0.3, 0.1, 0.2]]), 2).tolist()
     [[True, False, True]]
     """
     scores = logits.detach() if allowed is None else logits.detach().masked_fill(~allowed, -torch.inf)
-    found = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, scores.topk(k, -1).indices, True)
+    least = scores.topk(k, -1).values[..., -1:]
+    above, tied = scores > least, scores == least
+    found = above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
     return found if allowed is None else found & allowed
 
 
@@ -68,6 +72,9 @@ class HardMask(Scheduled, Perturbation):
         if self.k > keys:
             raise ParameterError(f"k={self.k} is more than the number of keys, {keys}")
         return self.k
+
+    def largest_drop(self, keys: int) -> LargestDrop | None:
+        return LargestDrop(self.p, self.count(keys), self.fill)
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         batch, heads, queries, keys = logits.shape

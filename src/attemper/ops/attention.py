@@ -1,8 +1,8 @@
 """`attemper.attention`: one operation, several implementations.
 
 An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
-and `attention(call)` serves it. It never imports another one. To add one, write the module and list it here, above
-everything that it beats.
+and `attention(call)` serves it. It never imports another one. To add one, write the module, list it here, and put it
+into the table of `choice.py` above everything that it beats.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import Literal
 from torch import Tensor
 
 from attemper.errors import ParameterError, UnsupportedError, suggestion
-from attemper.ops import reference, sdpa, triton_attention
+from attemper.ops import gather, reference, sdpa, triton_attention
 from attemper.ops.call import Call, make_call
+from attemper.ops.choice import preference
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import seed_tensor
 
 __all__ = ["Verdict", "attention", "implementations"]
 
-IMPLEMENTATIONS: dict[str, ModuleType] = {"sdpa": sdpa, "triton": triton_attention, "reference": reference}
-"""In the order in which `impl="auto"` asks them."""
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "sdpa": sdpa,
+    "gather": gather,
+    "triton": triton_attention,
+    "reference": reference,
+}
 
 COMING = {
     "fa4": "needs a Hopper or Blackwell GPU, and FlashAttention-4 support is not part of this version yet",
 }
 
-Impl = Literal["auto", "sdpa", "reference", "triton", "fa4"]
+Impl = Literal["auto", "sdpa", "gather", "triton", "reference", "fa4"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Verdict:
     """Why not; empty where it serves."""
     chosen: bool
     """Whether `impl="auto"` picks it."""
+    because: str = ""
+    """Why `auto` picks it; empty where it does not."""
 
 
 def attention(
@@ -82,7 +89,7 @@ def attention(
 def choose(call: Call, impl: str) -> ModuleType:
     """The implementation that serves this call, or an error that says which ones would."""
     if impl == "auto":
-        return next(module for module in IMPLEMENTATIONS.values() if module.refuse(call) is None)
+        return IMPLEMENTATIONS[_picked(call)[0]]
     if impl in IMPLEMENTATIONS and (reason := IMPLEMENTATIONS[impl].refuse(call)) is None:
         return IMPLEMENTATIONS[impl]
     if impl not in IMPLEMENTATIONS and impl not in COMING:
@@ -95,6 +102,16 @@ def choose(call: Call, impl: str) -> ModuleType:
     )
 
 
+def _picked(call: Call) -> tuple[str, str]:
+    """The name of the implementation that `auto` takes, and why."""
+    row = preference(call)
+    name = next(name for name in row.order if IMPLEMENTATIONS[name].refuse(call) is None)
+    before = row.order[: row.order.index(name)]
+    if not before:
+        return name, row.because
+    return name, f"the fastest that can serve {row.calls}; {' and '.join(before)} cannot serve this call"
+
+
 def implementations(
     q: Tensor,
     k: Tensor,
@@ -105,17 +122,18 @@ def implementations(
     scale: float | None = None,
     methods: Sequence[Perturbation] | Perturbation = (),
 ) -> list[Verdict]:
-    """For each implementation, whether it can serve this call of `attention`, and if not, why.
+    """For each implementation, whether it can serve this call of `attention`, if not, why, and which one `auto` takes.
 
     >>> import torch
     >>> q = k = v = torch.randn(1, 1, 4, 8)
-    >>> [verdict.name for verdict in implementations(q, k, v) if verdict.chosen]
-    ['sdpa']
+    >>> [(verdict.name, verdict.because) for verdict in implementations(q, k, v) if verdict.chosen]
+    [('sdpa', "a call without methods is torch's own, bit for bit")]
     """
     call = make_call(q, k, v, attn_mask, is_causal, scale, methods, None)  # type: ignore[arg-type]
-    chosen = choose(call, "auto")
+    chosen, because = _picked(call)
     verdicts = []
     for name, module in IMPLEMENTATIONS.items():
         reason = module.refuse(call)
-        verdicts.append(Verdict(name, reason is None, reason or "", module is chosen))
+        picked = name == chosen
+        verdicts.append(Verdict(name, reason is None, reason or "", picked, because if picked else ""))
     return verdicts + [Verdict(name, False, reason, False) for name, reason in COMING.items()]

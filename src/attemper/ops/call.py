@@ -42,13 +42,25 @@ class Call:
 
     @property
     def differs_between_queries(self) -> bool:
-        """Whether attn_mask is boolean and may allow different keys to different queries."""
+        """Whether attn_mask may hide different keys from different queries.
+
+        Of an additive mask that is a matter of its values. They are read where that is free: on a CPU, and not while a
+        compiler traces the call. On a GPU the host would have to wait for them, so there such a mask may hide keys.
+        """
         mask = self.attn_mask
-        return mask is not None and mask.dtype == torch.bool and mask.dim() >= 2 and mask.shape[-2] > 1
+        if mask is None or mask.dim() < 2 or mask.shape[-2] == 1:
+            return False
+        return mask.dtype == torch.bool or not _hides_nothing(mask)
+
+    @property
+    def differs_between_grouped_heads(self) -> bool:
+        """Whether attn_mask tells apart query heads that share their keys."""
+        mask = self.attn_mask
+        return mask is not None and mask.dim() >= 3 and mask.shape[-3] > 1 and self.q.shape[1] != self.k.shape[1]
 
     @property
     def real_keys(self) -> Tensor | None:
-        """Boolean (B or 1, 1, 1, Nk): the keys that are no padding, where attn_mask says so for all queries alike."""
+        """Boolean (B or 1, H or 1, 1, Nk): the keys that are no padding, where attn_mask treats all queries alike."""
         mask = self.attn_mask
         if mask is None or (mask.dim() >= 2 and mask.shape[-2] > 1):
             return None
@@ -65,6 +77,16 @@ def reachable(additive: Tensor) -> Tensor:
     additive = additive.detach()
     top = additive.amax(-1, keepdim=True)
     return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
+
+
+def _hides_nothing(additive: Tensor) -> bool:
+    """Whether an additive mask is known to leave every key in reach of every query."""
+    if torch.compiler.is_compiling() or additive.device.type != "cpu":
+        return False
+    try:
+        return bool(reachable(additive).all())
+    except RuntimeError:  # torch.func and tracers refuse to look at values
+        return False
 
 
 def make_call(

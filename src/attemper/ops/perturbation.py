@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream
 
-__all__ = ["Perturbation", "drop_logits", "rescue"]
+__all__ = ["DrawnKeys", "LargestDrop", "Perturbation", "draw", "drop_logits", "rescue"]
 
 Stage = Literal["keys", "logits", "weights", "heads"]
+
+
+@dataclass(frozen=True)
+class DrawnKeys:
+    """A set of keys that all queries share, drawn without replacement.
+
+    order: (B, H or 1, Nk) indices of all keys, in the order in which they would be drawn.
+    count: how many of them are drawn.
+    last: boolean (B, H or 1, 1), whether the last one that is drawn is kept; None where it always is.
+    """
+
+    order: Tensor
+    count: int
+    last: Tensor | None
+
+    @property
+    def kept(self) -> Tensor:
+        """Boolean (B, H or 1, count), in the order of `order`."""
+        if self.last is None:
+            return torch.ones_like(self.order[..., : self.count], dtype=torch.bool)
+        return (torch.arange(self.count, device=self.order.device) < self.count - 1) | self.last
+
+
+@dataclass(frozen=True)
+class LargestDrop:
+    """Each of the `count` largest allowed logits of a row is dropped at rate `p`, by `Stream.keep`.
+
+    fill: what becomes of it, 0 ("zero") or −inf ("neg_inf").
+    """
+
+    p: float
+    count: int
+    fill: Literal["zero", "neg_inf"]
 
 
 class Perturbation:
@@ -35,10 +71,25 @@ class Perturbation:
         """
         return None
 
+    def largest_drop(self, keys: int) -> LargestDrop | None:
+        """What is done to the largest of `keys` logits, if that is all that this does; None is anything else."""
+        return None
+
+    def shared_count(self, keys: int) -> int | None:
+        """How many of `keys` are drawn, if all that this does is to keep one drawn set of keys for all queries.
+
+        `draw_keys` then says which. Fused implementations may gather them; None is anything else.
+        """
+        return None
+
+    def draw_keys(self, batch: int, heads: int, keys: int, stream: Stream) -> DrawnKeys:
+        """The keys that all queries of a head share; only asked where `shared_count` gives a number."""
+        raise NotImplementedError
+
     def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
         """Change the keys, (B, H, Nk, e), before they meet the queries.
 
-        real: boolean (B or 1, 1, 1, Nk), the keys that are no padding; None: all.
+        real: boolean (B or 1, H or 1, 1, Nk), the keys that are no padding; None: all.
         """
         return k
 
@@ -57,6 +108,18 @@ class Perturbation:
     def perturb_heads(self, out: Tensor, stream: Stream) -> Tensor:
         """Scale whole heads of the output (B, H, Nq, e), or of the weights, which comes to the same."""
         return out
+
+
+Drawn = list[tuple[Perturbation, Stream]]
+
+
+def draw(methods: Sequence[Perturbation], seed: Tensor | None, like: Tensor) -> Drawn:
+    """Each method with its lane of the call's stream, in the order in which they act."""
+    if not methods:
+        return []
+    start = draw_seed(like) if seed is None else seed
+    drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
+    return sorted(drawn, key=lambda pair: pair[0].order)
 
 
 def rescue(keep: Tensor, allowed: Tensor | None) -> Tensor:

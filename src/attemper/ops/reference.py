@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from attemper.ops.call import Call, reachable
-from attemper.ops.perturbation import Perturbation
-from attemper.ops.seed import draw_seed
-from attemper.ops.stream import Stream
+from attemper.ops.perturbation import Drawn, Perturbation, draw
 
 __all__ = ["attention", "attention_weights", "perturbed_softmax", "refuse"]
-
-Drawn = list[tuple[Perturbation, Stream]]
 
 
 def refuse(call: Call) -> str | None:
@@ -38,14 +34,15 @@ def attention_weights(call: Call) -> Tensor:
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         q, k = call.q.to(dtype), _for_each_query_head(call.k.to(dtype), call)
         drawn = draw(call.methods, call.seed, call.q)
-        row_wise = call.differs_between_queries
+        row_wise = any("keys" in method.stages for method in call.methods) and call.differs_between_queries
         if not row_wise:
             for method, stream in drawn:
                 k = method.perturb_keys(k, call.real_keys, call.is_causal, stream)
         logits = (q * call.scale) @ k.transpose(-2, -1)
         if row_wise and call.attn_mask is not None:
+            seen = call.attn_mask if call.attn_mask.dtype == torch.bool else reachable(call.attn_mask)
             for method, stream in drawn:
-                logits = method.perturb_content(logits, call.attn_mask, call.is_causal, stream)
+                logits = method.perturb_content(logits, seen, call.is_causal, stream)
         logits, allowed = apply_masks(logits, call.attn_mask, call.is_causal)
         return perturb(logits, allowed, drawn)
 
@@ -54,15 +51,6 @@ def _for_each_query_head(t: Tensor, call: Call) -> Tensor:
     """Keys or values repeated, so that every query head of a group has its own."""
     groups = call.q.shape[1] // t.shape[1]
     return t if groups == 1 else t.repeat_interleave(groups, 1)
-
-
-def draw(methods: Sequence[Perturbation], seed: Tensor | None, like: Tensor) -> Drawn:
-    """Each method with its lane of the call's stream, in the order in which they act."""
-    if not methods:
-        return []
-    start = draw_seed(like) if seed is None else seed
-    drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
-    return sorted(drawn, key=lambda pair: pair[0].order)
 
 
 def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor | None]:

@@ -8,6 +8,8 @@ removed, and none of ours is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,22 @@ torch.library.define(
 )
 torch.library.impl("attemper::draw_seed", "CompositeExplicitAutograd", _draw)
 torch.library.register_fake("attemper::draw_seed", _draw_fake)
+
+
+def _draw_mapped(
+    info: Any, in_dims: tuple[int | None], after: Tensor, *, device: torch.device
+) -> tuple[Tensor, int | None]:
+    """Under `torch.func.vmap`: one seed for all mapped calls, one for each, or an error, by vmap's `randomness`."""
+    if info.randomness == "error":
+        raise RuntimeError(
+            "vmap: methods that draw random numbers need randomness='same' or 'different', or a seed of their own"
+        )
+    if info.randomness == "same":
+        return torch.ops.attemper.draw_seed(after.select(in_dims[0] or 0, 0), device=device), None
+    return torch.stack([torch.ops.attemper.draw_seed(device=device) for _ in range(info.batch_size)]), 0
+
+
+torch.library.register_vmap("attemper::draw_seed", _draw_mapped)
 
 
 def draw_seed(where: torch.device | Tensor) -> Tensor:

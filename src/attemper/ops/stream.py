@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attemper.ops.seed import seed_tensor
 
-__all__ = ["Stream", "column_words", "keep_mask", "row_words", "stream_words", "threshold"]
+__all__ = ["Stream", "column_words", "keep_mask", "live_threshold", "row_words", "stream_words", "threshold"]
 
 MASK = 0xFFFFFFFF
 STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: neighbouring counters land far apart
@@ -78,7 +78,7 @@ def threshold(p: float) -> int:
     return min(round(p * 2**32), MASK) - 2**31
 
 
-def _limit(p: float, device: torch.device) -> int | Tensor:
+def live_threshold(p: float, device: torch.device) -> int | Tensor:
     """`threshold(p)`, in a form that a compiler does not have to specialise on.
 
     As tensor arithmetic the rate stays a number that the graph takes in: blocks that differ in nothing but their rate
@@ -105,7 +105,7 @@ class Stream:
     def keep(self, shape: Sequence[int], p: float) -> Tensor:
         """Boolean tensor of `shape` (batch, heads, queries, keys): True with probability 1 − p."""
         batch, heads, queries, keys = shape
-        return self.products(batch, heads, queries, keys) >= _limit(p, self.rows.device)
+        return self.products(batch, heads, queries, keys) >= live_threshold(p, self.rows.device)
 
     def uniform(self) -> Tensor:
         """One number in [0, 1), float64 and 0-dim."""

@@ -1,7 +1,8 @@
 """Fused attention in Triton, with keys dropped inside: linear memory, the masks of `attemper.keep_mask`.
 
-It serves a call without methods, or with one method that does nothing but drop keys independently. Triton is imported
-when a kernel first runs.
+Inside of softmax it serves one method that drops keys independently (DropKey), one that drops the largest logits of a
+row (HardMask), or both, in either order; and beside them any that stay outside (Blur, DropHead). Masks may be boolean
+or additive. Triton is imported when a kernel first runs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import torch
 from torch import Tensor
 
 from attemper.ops.call import Call
+from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import draw_seed
-from attemper.ops.stream import _limit
-from attemper.ops.triton_attention.library import drop_table, fused_attention
+from attemper.ops.stream import Stream, live_threshold
+from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rules
+from attemper.ops.triton_attention.library import fused_attention
+from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
 
 __all__ = ["attention", "refuse"]
 
@@ -27,7 +32,7 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 def refuse(call: Call) -> str | None:
     """Why these kernels cannot serve this call, or None."""
-    return _refuse_device(call) or _refuse_methods(call) or _refuse_tensors(call)
+    return _refuse_device(call) or _refuse_methods(call) or _refuse_tensors(call) or refuse_keys(call)
 
 
 def _refuse_device(call: Call) -> str | None:
@@ -45,13 +50,25 @@ def _refuse_device(call: Call) -> str | None:
 
 
 def _refuse_methods(call: Call) -> str | None:
-    if len(call.methods) > 1:
-        names = ", ".join(type(method).__name__ for method in call.methods)
-        return f"takes one method at most, and this call has {len(call.methods)}: {names}"
+    drops, largest = 0, 0
     for method in call.methods:
-        if method.independent_drop is None:
-            return f"knows only methods that drop every key independently, such as DropKey(0.1), not {method}"
+        if method.independent_drop is not None:
+            drops += 1
+        elif method.largest_drop(call.k.shape[2]) is not None:
+            largest += 1
+        elif not _is_outside(method):
+            return (
+                "knows only methods that drop every key independently, such as DropKey(0.1), or the largest logits, "
+                f"such as HardMask(0.1), inside of softmax, not {method}"
+            )
+    if drops > 1 or largest > 1:
+        names = ", ".join(type(method).__name__ for method in call.methods if not _is_outside(method))
+        return f"takes one method of a kind inside of softmax, and this call has {drops + largest}: {names}"
     return None
+
+
+def _is_outside(method: Perturbation) -> bool:
+    return set(method.stages) <= {"keys", "heads"}
 
 
 def _refuse_tensors(call: Call) -> str | None:
@@ -60,8 +77,9 @@ def _refuse_tensors(call: Call) -> str | None:
     for width in (call.q.shape[-1], call.v.shape[-1]):
         if width % 8 or not WIDTHS[0] <= width <= WIDTHS[1]:
             return f"needs head widths that are multiples of 8 from {WIDTHS[0]} to {WIDTHS[1]}, not {width}"
-    if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
-        return f"takes boolean masks only, not an additive one ({call.attn_mask.dtype})"
+    mask = call.attn_mask
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        return "gives no gradient to an additive mask, and this one requires it"
     return None
 
 
@@ -70,17 +88,44 @@ def attention(call: Call) -> Tensor:
 
     Under autocast it computes in autocast's dtype, as torch's own kernels do.
     """
-    q, k, v, device = call.q, call.k, call.v, call.q.device
+    seed = call.seed
+    if seed is None and len(call.methods) > 0:
+        seed = draw_seed(call.q)
+    lanes = sorted(enumerate(call.methods), key=lambda pair: pair[1].order)
+    outside = [(method, Stream(seed, lane)) for lane, method in lanes if seed is not None and _is_outside(method)]
+    q, k, v, device = call.q, perturbed_keys(call, outside), call.v, call.q.device
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    mask, tops = _mask_and_tops(call)
+    table, cuts, hard, fill = None, None, None, "none"
+    keys = k.shape[2]
+    for lane, method in lanes:
+        rate, largest = method.independent_drop, method.largest_drop(keys)
+        if seed is None or (rate is None and largest is None):
+            continue
+        if rate is not None:
+            table = drop_table(seed, live_threshold(rate, device), keys, lane)
+        elif largest is not None:
+            hard, fill = drop_table(seed, live_threshold(largest.p, device), keys, lane), largest.fill
+            # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
+            cuts = row_cuts(
+                *(q.detach(), k.detach(), mask, tops, table, hard),
+                *(call.scale, call.is_causal, largest.count, fill == "neg_inf"),
+            )
+    out = fused_attention(q, k, v, mask, table, call.scale, call.is_causal, tops, cuts, hard, fill)
+    return perturbed_heads(out, outside)
+
+
+def _mask_and_tops(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """The mask with four axes, and of an additive one the largest entries of its rows."""
     mask = call.attn_mask
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
-    table = None
-    for method in call.methods:
-        rate = method.independent_drop
-        assert rate is not None
-        seed = draw_seed(call.q) if call.seed is None else call.seed
-        table = drop_table(seed, _limit(rate, device), k.shape[2])
-    return fused_attention(q, k, v, mask, table, call.scale, call.is_causal)
+    if mask is None:
+        return None, None
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype == torch.bool:
+        return mask, None
+    mask = mask.detach()
+    if mask.dtype == torch.float64:
+        mask = mask.float()
+    return mask, row_tops(mask, call.shape[2], call.is_causal)

@@ -18,11 +18,15 @@ from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     drop,
+    expand_rule,
     groups_of,
+    is_hit,
+    load_rule,
     load_tile,
     load_words,
     restrict,
     store_tile,
+    to_logits,
 )
 
 
@@ -58,9 +62,10 @@ def load_pairs(ptr, at, n, EDGE: tl.constexpr):
 @triton.jit
 def key_step(
     start, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr, pairs_ptr,
-    mask_ptr, mask_q, mask_k, scale,
+    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, EDGE: tl.constexpr,
-    SPARED: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    SPARED: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one query tile adds to dK and dV; SPARED takes the rows that were left undropped, and no others."""
     queries = start + tl.arange(0, BM)
@@ -70,7 +75,15 @@ def key_step(
         words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE)
         lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    p = tl.exp2(scores * scale - lse.to(tl.float32, bitcast=True)[None, :])
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = expand_rule(rule, 0)
+    logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
+    if HARD != "none":
+        hit = is_hit(
+            logits, rule, queries[None, :], keys[:, None], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        )  # fmt: skip
+        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
+    p = tl.exp2(logits - lse.to(tl.float32, bitcast=True)[None, :])
     p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, False, CAUSAL, MASK)
     if DROP:
         words = load_words(words_ptr, queries, nq, 1, EDGE)
@@ -79,6 +92,8 @@ def key_step(
     dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
     ds = p * (dp - delta[None, :])
+    if HARD == "zero":
+        ds = tl.where(hit, 0.0, ds)  # such a logit is a constant
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -86,10 +101,11 @@ def key_step(
 @triton.jit
 def key_tile(
     first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n, dv_ptr, dv_n,
-    words_ptr, pairs_ptr, table_ptr, mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
+    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+    mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
     EDGE_N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one key tile, summed over the query heads of its group."""
     keys = first + tl.arange(0, BN)
@@ -111,18 +127,20 @@ def key_tile(
         for start in tl.range(begin, whole, BM):
             dk, dv = key_step(
                 start, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
-                pairs_ptr, mask_ptr, mask_q, mask_k, scale_log2,
-                E, BE, EV, BEV, BM, False, False, DROP, CAUSAL, MASK, PRECISION,
+                pairs_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
+                E, BE, EV, BEV, BM, False, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         if whole < nq:
             dk, dv = key_step(
                 whole, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
-                pairs_ptr, mask_ptr, mask_q, mask_k, scale_log2,
-                E, BE, EV, BEV, TAIL_M, True, False, DROP, CAUSAL, MASK, PRECISION,
+                pairs_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
+                E, BE, EV, BEV, TAIL_M, True, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         q_ptr += q_h
         dout_ptr += dout_h
         mask_ptr += mask_h
+        tops_ptr += tops_h
+        cuts_ptr += groups_of(nq) * FLAG_ROWS
         words_ptr += groups_of(nq) * FLAG_ROWS
         pairs_ptr += groups_of(nq) * FLAG_ROWS
     store_tile(dk_ptr, dk * scale, keys, dk_n, nk, E, BE, EDGE_N)
@@ -131,33 +149,42 @@ def key_tile(
 
 @triton.jit
 def query_step(
-    start, ahead, dq, columns, q, dout, lse, delta, words, limits, zero, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-    table_ptr, mask_ptr, mask_q, mask_k, scale,
+    start, ahead, dq, columns, q, dout, lse, delta, words, limits, zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
+    table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What one key tile adds to dQ; also loads the column words of the tile at `ahead`, which comes next."""
     keys = start + tl.arange(0, BN)
     k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
     v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    p = tl.exp2(scores * scale - lse[:, None])
+    logits = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
+    if HARD != "none":
+        hit = is_hit(
+            logits, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        )  # fmt: skip
+        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
+    p = tl.exp2(logits - lse[:, None])
     p = restrict(p, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
     if DROP:
         p = drop(p, words[:, None], columns[None, :], limits[:, None], zero, not EDGE)
         columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     ds = p * (dp - delta[:, None])
+    if HARD == "zero":
+        ds = tl.where(hit, 0.0, ds)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), columns
 
 
 @triton.jit
 def query_tile(
     first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n,
-    words_ptr, pairs_ptr, table_ptr, mask_ptr, mask_q, mask_k, nq, nk, scale, scale_log2,
+    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+    nq, nk, scale, scale_log2,
     EDGE_M: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ of one query tile."""
     queries = first + tl.arange(0, BM)
@@ -177,36 +204,39 @@ def query_tile(
         limits = queries
         zero = 0
     lse = lse.to(tl.float32, bitcast=True)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
     dq = tl.zeros((BM, BE), tl.float32)
     for start in tl.range(0, whole, BN):
         dq, columns = query_step(
-            start, tl.minimum(start + BN, whole - BN), dq, columns, q, dout, lse, delta, words, limits, zero, queries,
-            nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, mask_ptr, mask_q, mask_k, scale_log2,
-            E, BE, EV, BEV, BN, False, DROP, CAUSAL, MASK, PRECISION,
+            start, tl.minimum(start + BN, whole - BN), dq, columns, q, dout, lse, delta, words, limits, zero, rule,
+            queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
+            E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     if whole < end:
         tail = whole + tl.arange(0, TAIL_N)
         tail = load_words(table_ptr, tail, nk, 1, True) if DROP else tail
         dq, tail = query_step(
-            whole, whole, dq, tail, q, dout, lse, delta, words, limits, zero, queries,
-            nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, mask_ptr, mask_q, mask_k, scale_log2,
-            E, BE, EV, BEV, TAIL_N, True, DROP, CAUSAL, MASK, PRECISION,
+            whole, whole, dq, tail, q, dout, lse, delta, words, limits, zero, rule, queries,
+            nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
+            E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     store_tile(dq_ptr, dq * scale, queries, dq_n, nq, E, BE, EDGE_M)
 
 
 @triton.jit
 def backward_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, words_ptr, pairs_ptr, table_ptr,
-    mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n, dq_b, dq_h, dq_n,
-    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k, heads, group, nq, nk, scale, scale_log2,
+    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr,
+    tops_ptr, mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n, dq_b, dq_h, dq_n,
+    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
+    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale, scale_log2,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     KEY_N: tl.constexpr, KEY_M: tl.constexpr, KEY_TAIL_N: tl.constexpr, KEY_TAIL_M: tl.constexpr,
     QUERY_M: tl.constexpr, QUERY_N: tl.constexpr, QUERY_TAIL_M: tl.constexpr, QUERY_TAIL_N: tl.constexpr,
     GROUP: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × key head × (key tiles, then the query tiles of the group's heads), tiles fastest."""
     if NQ > 0:
@@ -233,21 +263,23 @@ def backward_kernel(
         dk_ptr += b * dk_b + h * dk_h
         dv_ptr += b * dv_b + h * dv_h
         mask_ptr += b * mask_b + h * group * mask_h
+        tops_ptr += b * tops_b + h * group * tops_h
+        cuts_ptr += head * groups_of(nq) * FLAG_ROWS
         words_ptr += head * groups_of(nq) * FLAG_ROWS
         pairs_ptr += head * groups_of(nq) * FLAG_ROWS
         if (nk % KEY_N == 0) | (first + KEY_N <= nk):
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, mask_ptr, mask_h, mask_q, mask_k,
-                nq, nk, scale, scale_log2, False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M,
-                DROP, CAUSAL, MASK, PRECISION,
+                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
+                False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         else:
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, mask_ptr, mask_h, mask_q, mask_k,
-                nq, nk, scale, scale_log2, True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M,
-                DROP, CAUSAL, MASK, PRECISION,
+                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
+                True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
     else:
         tile -= key_tiles
@@ -258,17 +290,21 @@ def backward_kernel(
         dout_ptr += b * dout_b + query_head * dout_h
         dq_ptr += b * dq_b + query_head * dq_h
         mask_ptr += b * mask_b + query_head * mask_h
+        tops_ptr += b * tops_b + query_head * tops_h
+        cuts_ptr += head * groups_of(nq) * FLAG_ROWS
         words_ptr += head * groups_of(nq) * FLAG_ROWS
         pairs_ptr += head * groups_of(nq) * FLAG_ROWS
         if (nq % QUERY_M == 0) | (first + QUERY_M <= nq):
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, mask_ptr, mask_q, mask_k, nq, nk, scale, scale_log2,
-                False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, CAUSAL, MASK, PRECISION,
+                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+                nq, nk, scale, scale_log2,
+                False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         else:
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, mask_ptr, mask_q, mask_k, nq, nk, scale, scale_log2,
-                True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, CAUSAL, MASK, PRECISION,
+                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+                nq, nk, scale, scale_log2,
+                True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip

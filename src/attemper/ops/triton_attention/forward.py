@@ -19,11 +19,16 @@ from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     drop,
+    expand_rule,
     groups_of,
+    is_hit,
+    load_bias,
+    load_rule,
     load_tile,
     load_words,
     restrict,
     store_tile,
+    to_logits,
 )
 from attemper.ops.triton_attention.words import row_words
 
@@ -33,22 +38,48 @@ HIGHEST = tl.constexpr(2.0**60)
 
 
 @triton.jit
+def in_reach(
+    logits, words, columns, limit, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
+    EDGE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Which elements of a tile are kept and not pushed out of reach by an additive mask; a row without any is lost."""
+    bias = load_bias(queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k)
+    logits = restrict(
+        logits, -float("inf"), queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK
+    )
+    return (logits > -float("inf")) & (bias > rule[0]) & (words[:, None] * columns[None, :] >= limit)
+
+
+@triton.jit
 def fixed_step(
-    start, ahead, acc, total, seen, columns, q, offset, words, limit, zero, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-    table_ptr, mask_ptr, mask_q, mask_k, scale,
+    start, ahead, acc, total, seen, columns, q, offset, words, limit, zero, rule, queries, nq, nk, k_ptr, k_n,
+    v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One key tile under a fixed offset; also loads the column words of the tile at `ahead`, which comes next."""
     keys = start + tl.arange(0, BN)
     k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    p = tl.exp2(scores * scale - offset[:, None])
+    logits = to_logits(
+        scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK
+    )  # fmt: skip
+    if HARD != "none":
+        hit = is_hit(
+            logits, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        )  # fmt: skip
+        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
+    p = tl.exp2(logits - offset[:, None])
     p = restrict(p, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
-    if MASK != "none":
+    if MASK == "keys" or MASK == "full":
         one = scores * 0.0 + 1.0
         one = restrict(one, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
         seen += tl.sum(one, 1)
+    if DROP and MASK == "bias":
+        left = in_reach(
+            logits, words, columns, limit, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK
+        )  # fmt: skip
+        seen += tl.sum(left.to(tl.float32), 1)
     if DROP:
         p = drop(p, words[:, None], columns[None, :], limit, zero, not EDGE)
         columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
@@ -60,26 +91,37 @@ def fixed_step(
 
 @triton.jit
 def online_step(
-    start, acc, total, seen, top, q, spared, words, limit, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr,
-    mask_ptr, mask_q, mask_k, scale,
+    start, acc, total, seen, top, q, spared, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr,
+    hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
-    DROP: tl.constexpr, SPARE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, SPARE: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One key tile with a running maximum. Where SPARE, rows with `spared` = 1 drop nothing."""
     keys = start + tl.arange(0, BN)
     k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
+    if HARD != "none":
+        hit = is_hit(
+            scores, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        )  # fmt: skip
     scores = restrict(
         scores, -float("inf"), queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK
     )
-    if MASK != "none":
+    if MASK == "keys" or MASK == "full":
         seen += tl.sum((scores > -float("inf")).to(tl.float32), 1)
+    if HARD != "none":
+        scores = tl.where(hit & (scores > -float("inf")), 0.0 if HARD == "zero" else -float("inf"), scores)
     if DROP:
         columns = load_words(table_ptr, keys, nk, 1, EDGE)
         keep = words[:, None] * columns[None, :] >= limit
         if SPARE:
             keep = keep | (spared[:, None] > 0)
         scores = tl.where(keep, scores, -float("inf"))
+        if MASK == "bias":
+            bias = load_bias(queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k)
+            seen += tl.sum(((scores > -float("inf")) & (bias > rule[0])).to(tl.float32), 1)
     higher = tl.maximum(top, tl.max(scores, 1))
     offset = tl.where(higher == -float("inf"), 0.0, higher)
     p = tl.exp2(scores - offset[:, None])
@@ -93,10 +135,10 @@ def online_step(
 @triton.jit
 def forward_tile(
     first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-    mask_ptr, mask_q, mask_k, nq, nk, scale, EDGE_M: tl.constexpr,
+    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, EDGE_M: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Everything of one query tile. The pointers stand at the tile's sample and head."""
     queries = first + tl.arange(0, BM)
@@ -109,6 +151,8 @@ def forward_tile(
         limit = 0
         zero = 0
         words = queries
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
     acc = tl.zeros((BM, BEV), tl.float32)
@@ -117,7 +161,10 @@ def forward_tile(
     if FIXED:
         probed = tl.arange(0, PROBE)
         probe = load_tile(k_ptr, probed, k_n, nk, E, BE, True)
-        scores = tl.dot(q, tl.trans(probe), input_precision=PRECISION) * scale
+        scores = tl.dot(q, tl.trans(probe), input_precision=PRECISION)
+        scores = to_logits(
+            scores, scale, rule, queries[:, None], probed[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK
+        )  # fmt: skip
         scores = restrict(
             scores, -float("inf"), queries[:, None], probed[None, :], nq, nk, mask_ptr, mask_q, mask_k,
             True, CAUSAL, MASK,
@@ -130,36 +177,38 @@ def forward_tile(
         for start in tl.range(0, whole, BN):
             acc, total, seen, columns = fixed_step(
                 start, tl.minimum(start + BN, whole - BN), acc, total, seen, columns, q, top, words, limit, zero,
-                queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-                E, BE, EV, BEV, BN, False, DROP, CAUSAL, MASK, PRECISION,
+                rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+                E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         if whole < end:
             tail_columns = whole + tl.arange(0, TAIL_N)
             if DROP:
                 tail_columns = load_words(table_ptr, tail_columns, nk, 1, True)
             acc, total, seen, tail_columns = fixed_step(
-                whole, whole, acc, total, seen, tail_columns, q, top, words, limit, zero, queries,
-                nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-                E, BE, EV, BEV, TAIL_N, True, DROP, CAUSAL, MASK, PRECISION,
+                whole, whole, acc, total, seen, tail_columns, q, top, words, limit, zero, rule, queries,
+                nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+                E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         good = (total > LOWEST) & (total < HIGHEST)  # false for NaN
     else:
         top = tl.full((BM,), -float("inf"), tl.float32)
         for start in tl.range(0, whole, BN):
             acc, total, seen, top = online_step(
-                start, acc, total, seen, top, q, words, words, limit, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-                table_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, False, DROP, False,
+                start, acc, total, seen, top, q, words, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
+                table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, False, DROP, False, HARD,
                 CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         if whole < end:
             acc, total, seen, top = online_step(
-                whole, acc, total, seen, top, q, words, words, limit, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-                table_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, TAIL_N, True, DROP, False,
+                whole, acc, total, seen, top, q, words, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
+                table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, TAIL_N, True, DROP, False, HARD,
                 CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         good = top > -float("inf")
-    if MASK != "none":
+    if MASK == "keys" or MASK == "full":
         good = good | (seen == 0.0)  # no key allowed: zeros, as they are
+    if DROP and MASK == "bias":
+        good = good & (seen > 0.0)
     if EDGE_M:
         good = good | (queries >= nq)
 
@@ -185,12 +234,12 @@ def forward_tile(
 
 @triton.jit
 def forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, mask_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, out_b, out_h, out_n, mask_b, mask_h, mask_q, mask_k,
-    heads, group, nq, nk, scale,
+    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_M: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × head × query tile, tiles fastest. NQ and NK are 0 where sizes are no compile-time constants."""
     if NQ > 0:
@@ -207,19 +256,21 @@ def forward_kernel(
     v_ptr += b * v_b + (h // group) * v_h
     out_ptr += b * out_b + h * out_h
     mask_ptr += b * mask_b + h * mask_h
+    tops_ptr += b * tops_b + h * tops_h
     groups = head.to(tl.int64) * groups_of(nq)
     lse_ptr += groups * FLAG_ROWS
     words_ptr += groups * FLAG_ROWS
     flags_ptr += groups
+    cuts_ptr += groups * FLAG_ROWS
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            mask_ptr, mask_q, mask_k, nq, nk, scale, False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED,
-            DROP, CAUSAL, MASK, PRECISION,
+            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            mask_ptr, mask_q, mask_k, nq, nk, scale, True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED,
-            DROP, CAUSAL, MASK, PRECISION,
+            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

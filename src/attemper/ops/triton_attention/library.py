@@ -1,60 +1,65 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd.
 
-`drop_table` turns a seed and a rate into the words that a call's masks are made of. `fused_attention` gives the output
-and what backward needs: `stats`, two int32 planes (the bits of the base-2 log-sum-exp, the row words), and `flags` of
-rows that were left undropped. Both hold integers, so no gradient is ever asked of them.
+`prepare.py` has what comes before. `fused_attention` gives the output and what backward needs: `stats`, two int32
+planes (the bits of the base-2 log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold
+integers, so no gradient is ever asked of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attemper.ops.triton_attention.launch import (
+    DEVICES,
+    FLAG_ROWS,
+    LOG2E,
+    mask_arguments,
+    on_device,
+    precision,
+    tops_arguments,
+    unit_stride,
+)
 from attemper.ops.triton_attention.plan import backward_plan, forward_plan, is_static, padded, tail
 
-__all__ = ["drop_table", "fused_attention"]
+__all__ = ["fused_attention"]
 
-FLAG_ROWS = 16
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
-LOG2E = math.log2(math.e)
-DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
 
-torch.library.define("attemper::drop_table", "(Tensor seed, Tensor? limit, SymInt threshold, SymInt keys) -> Tensor")
 torch.library.define(
     "attemper::fused_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? table, float scale, bool causal) -> (Tensor, Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, "
+    "Tensor? cuts=None, Tensor? hard=None, str fill='none') -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "attemper::fused_attention_backward",
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor stats, Tensor flags, Tensor? mask, Tensor? table, "
-    "float scale, bool causal) -> (Tensor, Tensor, Tensor)",
+    "float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, str fill='none') "
+    "-> (Tensor, Tensor, Tensor)",
 )
 
 
-def drop_table(seed: Tensor, limit: int | Tensor, keys: int) -> Tensor:
-    """(keys + 3,) int32: the column word of every key, the stream's row word, the limit, 0.
-
-    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it.
-    """
-    given = isinstance(limit, Tensor)
-    table: Tensor = torch.ops.attemper.drop_table(seed, limit if given else None, 0 if given else limit, keys)
-    return table
-
-
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
+    tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+) -> Tensor:  # fmt: skip
     """(B, H, Nq, e_v), laid out in memory as (B, Nq, H, e_v).
 
-    mask: boolean of four axes, each of the logits' size or 1; table: from `drop_table`, None drops nothing.
+    mask: boolean or additive, of four axes, each of the logits' size or 1; an additive one needs its `row_tops`.
+    table: from `drop_table`, None drops nothing.
+    cuts, hard, fill: hard masking, by `row_cuts` and a `drop_table` of its own; fill is "zero", "neg_inf" or "none".
     """
-    out: Tensor = torch.ops.attemper.fused_attention(q, k, v, mask, table, scale, causal)[0]
+    arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)
+    # Autograd of library operators does not take part in torch.func.grad; that of a function does.
+    out: Tensor = (FusedAttention.apply if _transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
     return out
+
+
+def _transformed() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _token_major(like: Tensor, width: int) -> Tensor:
@@ -70,45 +75,14 @@ def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
     return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
 
 
-def _on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
-
-
-def _unit_stride(t: Tensor) -> Tensor:
-    """`t`, copied only if the elements of a token do not lie side by side or its offsets need more than 32 bits."""
-    far = t.shape[2] * t.stride(2) >= 2**31
-    return t.contiguous() if (t.stride(3) != 1 and t.shape[3] > 1) or far else t
-
-
-def _mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...], str]:
-    if mask is None:
-        return q, (0, 0, 0, 0), "none"
-    strides = tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
-    return mask.view(torch.uint8), strides, "full" if strides[2] else "keys"
-
-
-def _precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int) -> Tensor:
-    from attemper.ops.triton_attention.words import table_kernel
-
-    table = torch.empty(keys + 3, dtype=torch.int32, device=seed.device)
-    with _on_device(seed):
-        table_kernel[((keys + 3 + 127) // 128,)](
-            seed, table if limit is None else limit, table, threshold, keys, HAS_LIMIT=limit is not None, BLOCK=128
-        )
-    return table
-
-
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
+    tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from attemper.ops.triton_attention.forward import forward_kernel
     from attemper.ops.triton_attention.repair import repair_kernel
 
-    q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     out = _token_major(q, v.shape[3])
     stats, flags = _stats(q, table)
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
@@ -116,18 +90,20 @@ def _forward(
         return out, stats, flags
     static = is_static(nq, nk)
     plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
-    masked, mask_strides, kind = _mask_arguments(mask, q)
+    masked, mask_strides, kind = mask_arguments(mask, q)
+    row_top, tops_strides = tops_arguments(tops, q)
     fixed = plan.fixed and q.dtype != torch.float16
     arguments = (
-        q, k, v, out, stats, stats[-1], flags, stats if table is None else table, masked,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides,
-        heads, heads // k.shape[1], nq, nk, scale * LOG2E,
+        q, k, v, out, stats, stats[-1], flags, stats if table is None else table,
+        stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *tops_strides,
+        stats[0].numel(), heads, heads // k.shape[1], nq, nk, scale * LOG2E,
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "DROP": table is not None, "CAUSAL": causal, "MASK": kind, "PRECISION": _precision(),
+        "DROP": table is not None, "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
-    with _on_device(q):
+    with on_device(q):
         forward_kernel[(batch * heads * -(-nq // plan.m),)](
             *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=plan.m, BN=plan.n,
             TAIL_M=tail(nq, plan.m, static), TAIL_N=tail(nk, plan.n, static and not causal), FIXED=fixed,
@@ -142,34 +118,41 @@ def _forward(
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, flags: Tensor, mask: Tensor | None,
-    table: Tensor | None, scale: float, causal: bool,
+    table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None, cuts: Tensor | None = None,
+    hard: Tensor | None = None, fill: str = "none",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from attemper.ops.triton_attention.backward import backward_kernel, delta_kernel
     from attemper.ops.triton_attention.repair import spared_kernel
 
-    q, k, v, dout = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(dout)
+    q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
     dq, dk, dv = _token_major(q, q.shape[3]), _token_major(k, k.shape[3]), _token_major(v, v.shape[3])
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     if out.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     static = is_static(nq, nk)
     plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype)
-    masked, mask_strides, kind = _mask_arguments(mask, q)
+    masked, mask_strides, kind = mask_arguments(mask, q)
+    row_top, tops_strides = tops_arguments(tops, q)
     pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
     group = heads // k.shape[1]
     tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
     read = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    keyed = (*dk.stride()[:3], *dv.stride()[:3], *mask_strides, heads, group, nq, nk, scale, scale * LOG2E)
+    keyed = (
+        *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides, stats[0].numel(),
+        heads, group, nq, nk, scale, scale * LOG2E,
+    )  # fmt: skip
+    known = (stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked)
     constants = {
-        "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev), "CAUSAL": causal, "MASK": kind, "PRECISION": _precision(),
+        "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
+        "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
-    with _on_device(q):
+    with on_device(q):
         delta_kernel[(batch * heads * -(-nq // DELTA_ROWS),)](
             out, dout, stats, pairs, *out.stride()[:3], *dout.stride()[:3], heads, nq,
             EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
         )  # fmt: skip
         backward_kernel[(batch * k.shape[1] * tiles,)](
-            q, k, v, dout, dq, dk, dv, stats[-1], pairs, stats if table is None else table, masked,
+            q, k, v, dout, dq, dk, dv, stats[-1], pairs, stats if table is None else table, *known,
             *read, *dq.stride()[:3], *keyed, **constants,
             NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m,
@@ -182,18 +165,14 @@ def _backward(
             each = group * flags.shape[2]
             share = each * max(1, SPAN // each)
             spared_kernel[(-(-flags.numel() // share),)](
-                q, k, v, dout, dk, dv, stats[-1], flags, pairs, masked, *read, *keyed, share, flags.numel(),
+                q, k, v, dout, dk, dv, stats[-1], flags, pairs, *known, *read, *keyed, share, flags.numel(),
                 **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
             )  # fmt: skip
     return dq, dk, dv
 
 
-def _drop_table_fake(seed: Tensor, limit: Tensor | None, threshold: int, keys: int) -> Tensor:
-    return torch.empty(keys + 3, dtype=torch.int32, device=seed.device)
-
-
 def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (_token_major(q, v.shape[3]), *_stats(q, table))
 
@@ -203,16 +182,54 @@ def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) ->
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, mask, table, ctx.scale, ctx.causal = inputs
-    ctx.save_for_backward(q, k, v, *output, mask, table)
+    q, k, v, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    ctx.save_for_backward(q, k, v, *output, mask, table, tops, cuts, hard)
 
 
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
-    q, k, v, out, stats, flags, mask, table = ctx.saved_tensors
-    grads = torch.ops.attemper.fused_attention_backward(
-        dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal
-    )
-    return (*grads, None, None, None, None)
+    q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
+    backward = FusedAttentionBackward.apply if _transformed() else torch.ops.attemper.fused_attention_backward
+    grads = backward(dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
+    return (*grads, *([None] * 8))
+
+
+class FusedAttention(torch.autograd.Function):
+    """The operator under torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.fused_attention(*arguments)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *grads)
+
+
+class FusedAttentionBackward(torch.autograd.Function):
+    """Its gradients under torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.fused_attention_backward(*arguments)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        _no_second_gradients(ctx)
 
 
 def _no_second_gradients(ctx: Any, *_: object) -> None:
@@ -220,10 +237,8 @@ def _no_second_gradients(ctx: Any, *_: object) -> None:
 
 
 for _device in DEVICES:
-    torch.library.impl("attemper::drop_table", _device, _drop_table)
     torch.library.impl("attemper::fused_attention", _device, _forward)
     torch.library.impl("attemper::fused_attention_backward", _device, _backward)
-torch.library.register_fake("attemper::drop_table", _drop_table_fake)
 torch.library.register_fake("attemper::fused_attention", _forward_fake)
 torch.library.register_fake("attemper::fused_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::fused_attention", _gradients, setup_context=_save)

@@ -9,10 +9,22 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BackwardPlan", "ForwardPlan", "backward_plan", "forward_plan", "is_static", "padded", "tail"]
+__all__ = [
+    "BackwardPlan",
+    "CutsPlan",
+    "ForwardPlan",
+    "backward_plan",
+    "cuts_plan",
+    "forward_plan",
+    "is_static",
+    "padded",
+    "tail",
+]
 
 STATIC_TOKENS = 1024
 STATIC_SHAPES = 32
+WHOLE_KEYS = 256
+SLOTS = 32
 
 _seen: set[tuple[int, int]] = set()
 
@@ -40,6 +52,18 @@ class BackwardPlan:
     warps: int
     stages: int
     registers: int | None = None
+
+
+@dataclass(frozen=True)
+class CutsPlan:
+    """m queries × n keys per tile; the way in which the largest logits are found (see `largest.py`), and its slots."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+    way: str
+    slots: int
 
 
 def padded(width: int) -> int:
@@ -99,3 +123,13 @@ def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> BackwardP
     if tokens <= 256:
         return BackwardPlan(64, 32, 64, 32, 4, 3, registers=128)
     return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)
+
+
+def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan:
+    """Tiles of the kernel that finds the `largest` largest of nk logits. Not tuned yet."""
+    rows = 16 if dtype == torch.float32 and width > 64 else 32
+    if largest >= SLOTS:
+        return CutsPlan(rows, 64, 4, 2, "digits", SLOTS)
+    if nk <= WHOLE_KEYS:
+        return CutsPlan(rows, padded(nk), 4, 1, "whole", SLOTS)
+    return CutsPlan(rows, 64, 4, 2, "slots", padded(largest + 1))

@@ -13,16 +13,24 @@ import triton.language as tl
 
 from attemper.ops.triton_attention.backward import key_step
 from attemper.ops.triton_attention.forward import online_step
-from attemper.ops.triton_attention.tiles import FLAG_ROWS, INFINITY_BITS, groups_of, load_tile, store_tile
+from attemper.ops.triton_attention.tiles import (
+    FLAG_ROWS,
+    INFINITY_BITS,
+    expand_rule,
+    groups_of,
+    load_rule,
+    load_tile,
+    store_tile,
+)
 from attemper.ops.triton_attention.words import row_words
 
 
 @triton.jit
 def repair_rows(
     first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flag_ptr, table_ptr,
-    mask_ptr, mask_q, mask_k, nq, nk, scale,
+    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute FLAG_ROWS rows again with a running maximum, and once more where a row has lost all of its keys."""
     queries = first + tl.arange(0, FLAG_ROWS)
@@ -33,6 +41,8 @@ def repair_rows(
     else:
         limit = 0
         words = queries
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + FLAG_ROWS) if CAUSAL else nk
     spared = tl.zeros((FLAG_ROWS,), tl.int32)
     acc = tl.zeros((FLAG_ROWS, BEV), tl.float32)
@@ -43,14 +53,18 @@ def repair_rows(
         if again:
             acc = tl.zeros((FLAG_ROWS, BEV), tl.float32)
             total = tl.zeros((FLAG_ROWS,), tl.float32)
+            seen = tl.zeros((FLAG_ROWS,), tl.float32)
             top = tl.full((FLAG_ROWS,), -float("inf"), tl.float32)
             for start in tl.range(0, end, BN):
-                acc, total, _seen, top = online_step(
-                    start, acc, total, total, top, q, spared, words, limit, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-                    table_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, True, DROP, True,
-                    CAUSAL, MASK, PRECISION,
+                acc, total, seen, top = online_step(
+                    start, acc, total, seen, top, q, spared, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr,
+                    v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, True, DROP, True,
+                    HARD, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
-            lost = (top == -float("inf")) & (queries < nq)
+            if DROP and MASK == "bias":
+                lost = (seen == 0.0) & (queries < nq)
+            else:
+                lost = (top == -float("inf")) & (queries < nq)
             spared = tl.where(lost, 1, spared)
             again = tl.max(lost.to(tl.int32), 0) > 0 if DROP else first < 0
 
@@ -67,11 +81,11 @@ def repair_rows(
 
 @triton.jit
 def repair_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, mask_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, out_b, out_h, out_n, mask_b, mask_h, mask_q, mask_k,
-    heads, group, nq, nk, scale, flags,
+    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale, flags,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: spans of SPAN flags."""
     begin = tl.program_id(0) * SPAN
@@ -88,19 +102,21 @@ def repair_kernel(
                     k_ptr + b * k_b + (h // group) * k_h, k_n, v_ptr + b * v_b + (h // group) * v_h, v_n,
                     out_ptr + b * out_b + h * out_h, out_n, lse_ptr + head.to(tl.int64) * groups * FLAG_ROWS,
                     words_ptr + head.to(tl.int64) * groups * FLAG_ROWS, flags_ptr + spot, table_ptr,
+                    hard_ptr, cuts_ptr + head.to(tl.int64) * groups * FLAG_ROWS, plane,
+                    tops_ptr + b * tops_b + h * tops_h, tops_q,
                     mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, nq, nk, scale,
-                    E, BE, EV, BEV, BN, DROP, CAUSAL, MASK, PRECISION,
+                    E, BE, EV, BEV, BN, DROP, HARD, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
 
 
 @triton.jit
 def spared_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, words_ptr, flags_ptr, pairs_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
-    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
+    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, words_ptr, flags_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr,
+    mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
+    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q, plane,
     heads, group, nq, nk, scale, scale_log2, share, flags,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add to dK and dV what the rows that were left undropped contribute.
 
@@ -128,8 +144,10 @@ def spared_kernel(
                             first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), k, v, keys, 0, 0,
                             keys, nq, nk, q_ptr + b * q_b + h * q_h, q_n, dout_ptr + b * dout_b + h * dout_h, dout_n,
                             words_ptr + head * groups * FLAG_ROWS, pairs_ptr + head * groups * FLAG_ROWS,
+                            hard_ptr, cuts_ptr + head * groups * FLAG_ROWS, plane,
+                            tops_ptr + b * tops_b + h * tops_h, tops_q,
                             mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, scale_log2,
-                            E, BE, EV, BEV, FLAG_ROWS, True, True, False, CAUSAL, MASK, PRECISION,
+                            E, BE, EV, BEV, FLAG_ROWS, True, True, False, HARD, CAUSAL, MASK, PRECISION,
                         )  # fmt: skip
                         dk = dk * scale + load_tile(dk_at, keys, dk_n, nk, E, BE, True)
                         dv = dv + load_tile(dv_at, keys, dv_n, nk, EV, BEV, True)

@@ -3,12 +3,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
+import math
 import os
 
 import triton
 import triton.language as tl
 
+from attemper.ops import call
+
 INFINITY_BITS = tl.constexpr(0x7F800000)
+LOG2E = tl.constexpr(math.log2(math.e))
+OUT_OF_REACH = tl.constexpr(call.OUT_OF_REACH)
+ABSORBING = tl.constexpr(-1e9)  # an additive mask this low leaves no digit of what it is added to
 FLAG_ROWS = tl.constexpr(16)
 
 
@@ -67,7 +73,8 @@ def restrict(
     """`x` where the query may attend to the key, `fill` elsewhere.
 
     queries, keys: index tensors that broadcast to x, such as (BM, 1) and (1, BN), or transposed.
-    EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries) or "full".
+    EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries), "full", or "bias", which is added to
+    the logits and forbids nothing by itself.
     """
     if EDGE:
         x = tl.where(keys < nk, x, fill)
@@ -79,6 +86,79 @@ def restrict(
         at = mask_ptr + queries.to(tl.int64) * mask_q + keys * mask_k
         x = tl.where(tl.load(at, mask=(queries < nq) & (keys < nk), other=0) != 0, x, fill)
     return x
+
+
+@triton.jit
+def load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k):
+    """An additive mask in float32, 0 beyond its borders."""
+    at = mask_ptr + queries.to(tl.int64) * mask_q + keys * mask_k
+    return tl.load(at, mask=(queries < nq) & (keys < nk), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK: tl.constexpr, HARD: tl.constexpr):
+    """What rows know about additive masks and hard masking, as a tuple that the functions below take apart.
+
+    floor, shift, live: an additive mask leaves keys above `floor` in reach. Where it has pushed a whole row so far down
+    that nothing is left of the content, the content counts 0 times (`live`), and `shift` brings the row back.
+    low, high, last, word, limit: see `is_hit`.
+    """
+    floor = queries
+    shift = queries
+    live = queries
+    if MASK == "bias":
+        top = tl.load(tops_ptr + queries.to(tl.int64) * tops_q, mask=queries < nq, other=0.0)
+        floor = top - OUT_OF_REACH
+        live = tl.where(top < ABSORBING, 0.0, 1.0)
+        shift = tl.where((top < ABSORBING) & (top > -float("inf")), top, 0.0)
+    low = queries
+    high = queries
+    last = queries
+    word = queries
+    limit = 0
+    if HARD != "none":
+        inside = queries < nq
+        low = tl.load(cuts_ptr + queries, mask=inside, other=INFINITY_BITS).to(tl.float32, bitcast=True)
+        high = tl.load(cuts_ptr + plane + queries, mask=inside, other=INFINITY_BITS).to(tl.float32, bitcast=True)
+        last = tl.load(cuts_ptr + 2 * plane + queries, mask=inside, other=0)
+        word = tl.load(cuts_ptr + 3 * plane + queries, mask=inside, other=1)
+        limit = tl.load(hard_ptr + nk + 1)
+    return floor, shift, live, low, high, last, word, limit
+
+
+@triton.jit
+def expand_rule(rule, AXIS: tl.constexpr):
+    """The tuple of `load_rule`, to be broadcast along an axis of a tile: 1 where queries run down, 0 where across."""
+    floor, shift, live, low, high, last, word, limit = rule
+    return (
+        tl.expand_dims(floor, AXIS), tl.expand_dims(shift, AXIS), tl.expand_dims(live, AXIS),
+        tl.expand_dims(low, AXIS), tl.expand_dims(high, AXIS), tl.expand_dims(last, AXIS),
+        tl.expand_dims(word, AXIS), limit,
+    )  # fmt: skip
+
+
+@triton.jit
+def to_logits(scores, scale, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, MASK: tl.constexpr):
+    """Logits to the base of two: scores · scale, and the additive mask where there is one."""
+    if MASK == "bias":
+        bias = load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k)
+        return scores * (rule[2] * scale) + (bias - rule[1]) * LOG2E
+    return scores * scale
+
+
+@triton.jit
+def is_hit(logits, rule, queries, keys, nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK: tl.constexpr):
+    """Whether hard masking drops an element: one of the largest of its row, allowed, and not kept.
+
+    The largest lie above `high`, or above `low` and at a key up to `last`. Between the two there is one value only, the
+    k-th largest, so a logit that comes out a little different here is still taken for what it is.
+    """
+    columns = tl.load(hard_ptr + keys, mask=keys < nk, other=1)
+    hit = (logits > rule[4]) | ((logits > rule[3]) & (keys <= rule[5]))
+    hit = hit & (rule[6] * columns < rule[7])
+    if MASK == "bias":
+        hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
+    return hit
 
 
 # What `drop` does to four elements: multiply, compare, select. The products also add a word that is always zero. The

@@ -1,0 +1,85 @@
+"""Which implementation `impl="auto"` asks first: one small table, from what was measured.
+
+Each class of calls has an order of implementations, the fastest first; the first that can serve a call does. The
+figures are ratios to the fastest of torch's own kernels without dropout, forward and backward in bfloat16 on an H200
+(benchmarks/results/attention-h200.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from attemper.ops.call import Call
+
+__all__ = ["TABLE", "Preference", "preference"]
+
+SHORT = 768  # tokens; measured up to 577, and at 1024 the two are even
+NARROW = 64  # head width; at 128 torch's kernels are ahead
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A class of calls and the order in which implementations are asked to serve one."""
+
+    calls: str
+    holds: Callable[[Call], bool]
+    order: tuple[str, ...]
+    because: str
+    """Why the first of them comes first."""
+
+
+def _shares_keys(call: Call) -> bool:
+    return any(method.shared_count(call.k.shape[2]) is not None for method in call.methods)
+
+
+def _stays_outside(call: Call) -> bool:
+    return all(set(method.stages) <= {"keys", "heads"} for method in call.methods)
+
+
+def _is_short(call: Call) -> bool:
+    half = torch.is_autocast_enabled(call.q.device.type) or call.q.dtype in (torch.bfloat16, torch.float16)
+    tokens, width = max(call.shape[2:]), max(call.q.shape[-1], call.v.shape[-1])
+    return call.q.device.type == "cuda" and half and tokens <= SHORT and width <= NARROW
+
+
+TABLE = (
+    Preference(
+        "without methods",
+        lambda call: len(call.methods) == 0,
+        ("sdpa", "triton", "reference"),
+        "a call without methods is torch's own, bit for bit",
+    ),
+    Preference(
+        "keys that all queries share",
+        _shares_keys,
+        ("gather", "reference"),
+        "dropped keys are never multiplied, so it does less than attention without methods",
+    ),
+    Preference(
+        "methods outside of softmax, short rows in half precision on a GPU",
+        lambda call: _stays_outside(call) and _is_short(call),
+        ("triton", "sdpa", "reference"),
+        "it takes 0.49 (65 tokens), 0.82 (197) and 0.86 (577) times as long as torch's fastest kernel (H200)",
+    ),
+    Preference(
+        "methods outside of softmax",
+        _stays_outside,
+        ("sdpa", "triton", "reference"),
+        "the methods stay outside of softmax, and torch's kernels are the fastest for this device, dtype and length",
+    ),
+    Preference(
+        "methods inside of softmax",
+        lambda call: True,
+        ("triton", "reference"),
+        "it drops inside of the kernel and stores no logits",
+    ),
+)
+"""The first class that holds is the call's."""
+
+
+def preference(call: Call) -> Preference:
+    """The row of the table that this call belongs to."""
+    return next(row for row in TABLE if row.holds(call))

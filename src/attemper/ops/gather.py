@@ -1,0 +1,134 @@
+"""Keys that all queries share are gathered, and torch's own kernels attend to what is left: fewer keys, less work.
+
+Shapes never depend on what is drawn. The last key that is drawn is kept with some probability only, so a mask hides it
+where it is not. A row whose allowed keys would all be dropped keeps them all. Where padding makes that possible, the
+places of the drawn keys are given to the allowed ones, which are few enough to fit.
+
+A gather's own gradient adds into place, on a GPU in no fixed order. Here it is a gather too, by the inverse order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attemper.ops.call import Call
+from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.perturbation import DrawnKeys, draw
+
+__all__ = ["attention", "refuse"]
+
+
+def refuse(call: Call) -> str | None:
+    """Why gathered keys cannot serve this call, or None."""
+    return _refuse_methods(call) or _refuse_masks(call) or refuse_keys(call)
+
+
+def _refuse_methods(call: Call) -> str | None:
+    counts = [method.shared_count(call.k.shape[2]) for method in call.methods]
+    if not any(counts):
+        return (
+            "gathers keys that all queries share, as in DropKey(0.3, share='heads'), and no method of this call does so"
+        )
+    others = [m for m, count in zip(call.methods, counts, strict=True) if count is None]
+    inside = [type(m).__name__ for m in others if not set(m.stages) <= {"keys", "heads"}]
+    if inside:
+        return f"torch's kernels cannot do what {', '.join(inside)} does inside of softmax"
+    if len(call.methods) - len(others) > 1:
+        return f"gathers the keys of one method, and this call has {len(call.methods) - len(others)}"
+    return None
+
+
+def _refuse_masks(call: Call) -> str | None:
+    if call.is_causal:
+        return "a row of causal attention may lose all of its keys and then needs some that were not gathered"
+    if call.attn_mask is None:
+        return None
+    if call.differs_between_queries:
+        return "a row that a mask leaves without drawn keys needs keys of its own, and one set is gathered for all rows"
+    keys = call.k.shape[2]
+    count = next(count for method in call.methods if (count := method.shared_count(keys)) is not None)
+    if keys - count + 1 > count:
+        return (
+            f"with a mask at least half of the keys must be drawn, {count} of {keys} are: a row that loses all of its "
+            "keys would need more"
+        )
+    return None
+
+
+def attention(call: Call) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` over the drawn keys. Returns (B, H, Nq, e_v)."""
+    batch, heads, _, keys = call.shape
+    drawn = draw(call.methods, call.seed, call.q)
+    k = perturbed_keys(call, drawn)
+    method, stream = next((method, stream) for method, stream in drawn if method.shared_count(keys))
+    keyset = method.draw_keys(batch, heads, keys, stream)
+    order, mask = _keys_and_mask(call, keyset)
+    k, v = _take(k, order, keyset.count), _take(call.v, order, keyset.count)
+    grouped = heads != k.shape[1]
+    out = F.scaled_dot_product_attention(call.q, k, v, mask, scale=call.scale, enable_gqa=grouped)
+    return perturbed_heads(out, drawn)
+
+
+def _keys_and_mask(call: Call, drawn: DrawnKeys) -> tuple[Tensor, Tensor | None]:
+    """All keys, the gathered ones first, (B, H or 1, Nk), and the mask over these, (B, H or 1, Nq or 1, count)."""
+    order, kept = drawn.order, drawn.kept
+    mask = call.attn_mask
+    if mask is None:
+        return order, None if drawn.last is None else kept[:, :, None]
+    batch, _, _, keys = call.shape
+    mask = mask[(None,) * (4 - mask.dim())].expand(batch, -1, -1, keys)
+    sets = max(mask.shape[1], order.shape[1])
+    order, kept = order.expand(batch, sets, keys), kept.expand(batch, sets, drawn.count)
+    if call.real_keys is not None:
+        allowed = call.real_keys.squeeze(2).expand(batch, sets, keys).gather(-1, order)
+        lost = ~(allowed[..., : drawn.count] & kept).any(-1, keepdim=True)
+        order = order.gather(-1, (lost & ~allowed).to(torch.uint8).argsort(dim=-1, stable=True))
+        kept = kept | lost
+    index = order[:, :, None, : drawn.count].expand(-1, -1, mask.shape[2], -1)
+    mask = mask.expand(-1, sets, -1, -1).gather(-1, index)
+    kept = kept[:, :, None]
+    if mask.dtype == torch.bool:
+        return order, mask & kept
+    return order, mask.to(call.q.dtype).masked_fill(~kept, -torch.inf)
+
+
+def _take(x: Tensor, order: Tensor, count: int) -> Tensor:
+    """The `count` keys or values that stand first in `order`, (B, H or H_kv, count, e)."""
+    kv_heads, sets = x.shape[1], order.shape[1]
+    if sets > kv_heads:  # every query head of a group has a set of its own
+        x = x[:, :, None].expand(-1, -1, sets // kv_heads, -1, -1)
+        order = order.unflatten(1, (kv_heads, -1))
+    index = order.expand(*x.shape[:-1])
+    taken: Tensor = TakeFirst.apply(x, index, count)
+    return taken.flatten(1, -3)
+
+
+class TakeFirst(torch.autograd.Function):
+    """x (…, N, e) at the first `count` of order (…, N), a permutation, along the second-last axis."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor, count: int) -> Tensor:
+        return _rows(x, order[..., :count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        _, order, ctx.count = inputs
+        ctx.save_for_backward(order)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        place = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
+        rank = torch.zeros_like(order).scatter(-1, order, place)
+        # The keys that were not taken all read one row of zeros behind the others.
+        return _rows(F.pad(dout, (0, 0, 0, 1)), rank.clamp(max=ctx.count)), None, None
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(-2, index[..., None].expand(*index.shape, x.shape[-1]))

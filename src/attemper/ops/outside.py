@@ -1,0 +1,42 @@
+"""What methods do outside of softmax, which every fused implementation can serve: change keys before, heads after."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attemper.ops.call import Call
+from attemper.ops.perturbation import Drawn
+
+__all__ = ["perturbed_heads", "perturbed_keys", "refuse_keys"]
+
+
+def refuse_keys(call: Call) -> str | None:
+    """Why what this call's methods do to the logits of all keys cannot be done to the keys themselves, or None."""
+    if not any("keys" in method.stages for method in call.methods):
+        return None
+    if call.differs_between_queries:
+        mask = call.attn_mask
+        if mask is not None and mask.is_floating_point():
+            return (
+                "an additive mask that differs between queries may hide other keys from each of them, which cannot be "
+                "taken into account in the keys"
+            )
+        return "a boolean mask that differs between queries cannot be taken into account in the keys"
+    if call.differs_between_grouped_heads:
+        return "a mask that differs between heads cannot be taken into account in keys that these heads share"
+    return None
+
+
+def perturbed_keys(call: Call, drawn: Drawn) -> Tensor:
+    """The keys as the methods of the call change them, (B, H_kv, Nk, e)."""
+    k = call.k
+    for method, stream in drawn:
+        k = method.perturb_keys(k, call.real_keys, call.is_causal, stream)
+    return k
+
+
+def perturbed_heads(out: Tensor, drawn: Drawn) -> Tensor:
+    """The output as the methods of the call scale its heads, (B, H, Nq, e_v)."""
+    for method, stream in drawn:
+        out = method.perturb_heads(out, stream)
+    return out

@@ -1,0 +1,51 @@
+"""What every launch needs: layouts, strides and the device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DEVICES", "FLAG_ROWS", "LOG2E", "mask_arguments", "on_device", "precision", "tops_arguments", "unit_stride"]
+
+FLAG_ROWS = 16
+LOG2E = math.log2(math.e)
+DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
+
+
+def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A context in which kernels are launched on the device of `t`."""
+    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
+
+
+def unit_stride(t: Tensor) -> Tensor:
+    """`t`, copied only if the elements of a token do not lie side by side or its offsets need more than 32 bits."""
+    far = t.shape[2] * t.stride(2) >= 2**31
+    return t.contiguous() if (t.stride(3) != 1 and t.shape[3] > 1) or far else t
+
+
+def _broadcast_strides(t: Tensor) -> tuple[int, ...]:
+    return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...], str]:
+    """A mask as kernels take it: elements, four strides (0 along axes that it is the same for), kind."""
+    if mask is None:
+        return q, (0, 0, 0, 0), "none"
+    strides = _broadcast_strides(mask)
+    if mask.dtype != torch.bool:
+        return mask, strides, "bias"
+    return mask.view(torch.uint8), strides, "full" if strides[2] else "keys"
+
+
+def tops_arguments(tops: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The row tops of an additive mask as kernels take them: elements and three strides."""
+    return (q, (0, 0, 0)) if tops is None else (tops, _broadcast_strides(tops))
+
+
+def precision() -> str:
+    """How float32 tiles are multiplied, by torch's global setting."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
