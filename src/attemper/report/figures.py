@@ -45,13 +45,13 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section
         rows,
         title=f"Test {metric}",
         axis=Axis(label=f"test {metric}, %"),
-        note=f"Mean, its {sure} interval, and every seed below it. Bars at the edge go on beyond it.",
+        note=f"Mean, its {sure} interval, and every seed below it.",
     )
     return Section(
         heading=metric[:1].upper() + metric[1:],
         lead=(
             "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
-            "means overlap."
+            "means overlap. Bars that reach the edge go on beyond it."
         ),
         body=f'<div class="pair">{levels}{_differences(ranked, sure)}</div>',
     )
