@@ -59,7 +59,7 @@ class Reproduce:
             words=words,
             workers=self.workers,
             data=self.data,
-            costs=True,
+            costs=self.scale != "smoke",  # they would take longer than the runs
             change_plan=False,
             json=self.json,
         )
