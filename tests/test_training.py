@@ -319,3 +319,29 @@ def test_a_run_that_can_work_is_left_alone() -> None:
     before = torch.get_rng_state()
     check_run(spec("dropkey(0.1) + cb"), small_task())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---------------------------------------------------------------------------------------------------- the description
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epochs": "20"}, "epochs is '20'; it must be a whole number"),
+        ({"epochs": 2.5}, "epochs is 2.5; it must be a whole number"),
+        ({"epochs": True}, "epochs is True; it must be a whole number"),
+        ({"lr": "1e-3"}, "lr is '1e-3'; it must be a number"),
+        ({"lr": math.nan}, "lr is nan; it must be a finite number"),
+        ({"compile": 1}, "compile is 1; it must be true or false"),
+        ({"optimizer": "sgd"}, "optimizer is 'sgd'; it must be 'adam' or 'adamw'"),
+        ({"ema": 1}, "ema is 1.0; it must be between 0 and 1"),
+        ({"epoch": 3}, "A budget has no 'epoch'. Did you mean 'epochs'"),
+    ],
+)
+def test_a_wrong_budget_is_refused_with_what_would_be_right(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Budget.from_dict(given)
+
+
+def test_equal_descriptions_have_equal_keys_however_their_numbers_are_written() -> None:
+    assert spec(lr=1, clip=2).key("x") == spec(lr=1.0, clip=2.0).key("x")
+    assert spec().key("x") != spec().key("y")
+    assert spec().key("x") != spec(seed=1).key("x")

@@ -45,14 +45,14 @@ class GraphedStep:
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
         if self.step is None:
             self.inputs, self.targets = inputs.clone(), targets.clone()
+            self.warm_up()
             try:
                 self.graph = self.capture()
                 self.step = self.replay
             except RuntimeError as error:
-                self.learner.tempered.penalty()  # whatever the broken pass has left behind
-                self.learner.optimizer.zero_grad(set_to_none=True)
+                self.learner.forget()
                 self.step = self.learner.learn
-                self.warn(f"the step cannot be captured in a CUDA graph, and runs without: {error}")
+                self.warn(f"The step cannot be captured in a CUDA graph, and runs without one: {error}")
         self.step(inputs, targets)
 
     def replay(self, inputs: Tensor, targets: Tensor) -> None:
@@ -60,8 +60,8 @@ class GraphedStep:
         self.targets.copy_(targets)
         self.graph.replay()
 
-    def capture(self) -> torch.cuda.CUDAGraph:
-        """Warm up on the first batch, undo what that changed, and record one step without running it."""
+    def warm_up(self) -> None:
+        """Make some steps on the first batch, and undo what they changed."""
         device = self.learner.device
         before = Snapshot(self.learner)
         stream = torch.cuda.Stream(device)
@@ -71,7 +71,10 @@ class GraphedStep:
                 self.learner.learn(self.inputs, self.targets)
         torch.cuda.current_stream(device).wait_stream(stream)
         before.restore()
-        self.learner.optimizer.zero_grad(set_to_none=True)
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """Record one step without running it."""
+        self.learner.forget()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.learner.learn(self.inputs, self.targets)

@@ -72,6 +72,12 @@ class Learner:
             self.average.update()
         self.waiting = 0
 
+    def forget(self) -> None:
+        """Drop what a pass that led to no step has left behind: gradients and penalties."""
+        self.optimizer.zero_grad()
+        self.tempered.penalty()
+        self.waiting = 0
+
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The training loss with all that the recipe adds to it; the meter counts it."""
         seen: list[tuple[Tensor, Tensor]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any, Literal
 
 from attemper.errors import ParameterError, suggestion
@@ -50,6 +51,8 @@ class Budget:
     """A training loss above it, or one that is not a number, ends the run as diverged."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._read(field.name, str(field.type))
         self._check("epochs", self.epochs >= 1, "at least 1")
         self._check("batch_size", self.batch_size >= 1, "at least 1")
         self._check("lr", self.lr > 0, "above 0")
@@ -64,6 +67,24 @@ class Budget:
         self._check("smoothing", 0 <= self.smoothing < 1, "from 0 to below 1")
         self._check("validation", 0 < self.validation < 1, "between 0 and 1")
         self._check("loss_bound", self.loss_bound > 0, "above 0")
+
+    def _read(self, name: str, kind: str) -> None:
+        """See that a value has its type. A whole number in place of a float becomes one, so that keys are equal."""
+        value = getattr(self, name)
+        if value is None and "None" in kind:
+            return
+        if kind.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+            object.__setattr__(self, name, value)
+        types = {"int": int, "float": float, "bool": bool, "str": str}
+        expected = types.get(kind.removesuffix(" | None"))
+        if expected is None:  # one of a few words: checked with the ranges
+            return
+        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+            raise ParameterError(f"{name} is {value!r}; it must be {words[expected]}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ParameterError(f"{name} is {value!r}; it must be a finite number.")
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
