@@ -53,8 +53,15 @@ class Seen:
         if self.logits is not None:
             batch, heads, queries, keys = self.logits.shape
             return batch, heads, queries, keys
-        assert self.q is not None and self.k is not None
+        assert self.q is not None
+        assert self.k is not None
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        known = self.q if self.logits is None else self.logits
+        assert known is not None
+        return known.device
 
     @property
     def biased(self) -> bool:
@@ -78,7 +85,8 @@ class Seen:
         """The logits of queries start … stop − 1."""
         if self.logits is not None:
             return self.logits[:, :, start:stop].to(torch.promote_types(self.logits.dtype, torch.float32))
-        assert self.q is not None and self.k is not None
+        assert self.q is not None
+        assert self.k is not None
         logits = (self.q[:, :, start:stop] * self.scale) @ self.k.transpose(-2, -1)
         if self.is_causal:
             places = torch.arange(self.k.shape[2], device=logits.device)
@@ -133,7 +141,8 @@ def entropy(call: Seen) -> Tensor:
 def _fused(call: Seen) -> tuple[Tensor, Tensor] | None:
     """LSE (B, H, Nq) and PK (B, H, Nq, e) from one fused call; None where no kernel gives both."""
     q, k = call.q, call.k
-    assert q is not None and k is not None
+    assert q is not None
+    assert k is not None
     mask = call.mask
     if q.device.type == "cpu" and not (mask is not None and call.is_causal):
         if mask is not None:
@@ -159,16 +168,15 @@ def allowed_keys(call: Seen) -> Tensor:
     may as well be the doing of attention itself; all keys count as allowed then.
     """
     _, _, queries, keys = call.shape
-    device = call.logits.device if call.q is None and call.logits is not None else call.q.device  # type: ignore[union-attr]
     if call.logits is not None:
         counts = torch.cat([reachable(rows).sum(-1) for _, rows in call.rows()], -1)
         return torch.where(counts < 2, keys, counts)
     if call.is_causal and call.mask is not None:
         return torch.cat([(rows > -math.inf).sum(-1) for _, rows in call.rows()], -1)
     if call.is_causal:
-        return torch.arange(1, queries + 1, device=device).clamp_max(keys)[None, None]
+        return torch.arange(1, queries + 1, device=call.device).clamp_max(keys)[None, None]
     if call.mask is None:
-        return torch.full((1, 1, 1), keys, device=device)
+        return torch.full((1, 1, 1), keys, device=call.device)
     allowed = call.mask if call.mask.dtype == torch.bool else reachable(call.mask)
     return allowed.sum(-1) * (keys if allowed.shape[-1] == 1 < keys else 1)
 
@@ -201,9 +209,8 @@ class HeadStatistics:
 @torch.no_grad()
 def head_statistics(call: Seen, probes: frozenset[str], geometry: Geometry | None) -> HeadStatistics:
     """What the probes among "entropy", "distance" and "logits" say about one call."""
-    device = (call.logits if call.q is None else call.q).device  # type: ignore[union-attr]
     found: dict[str, Tensor] = {}
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(call.device.type, enabled=False):
         if "entropy" in probes:
             found |= _entropies(call)
         if "distance" in probes and geometry is not None and _fits(call, geometry):
@@ -234,7 +241,8 @@ def _mean(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _length(x: Tensor) -> Tensor:
-    return x.norm(dim=-1).mean((0, 2), dtype=torch.float64)
+    lengths: Tensor = x.norm(dim=-1)
+    return lengths.mean((0, 2), dtype=torch.float64)
 
 
 def _largest_logit(call: Seen) -> Tensor:

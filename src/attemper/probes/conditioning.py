@@ -61,7 +61,8 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def _rank(sigma: Tensor) -> Tensor:
-    return torch.special.entr(sigma / sigma.sum(-1, keepdim=True)).sum(-1).exp()
+    rank: Tensor = torch.special.entr(sigma / sigma.sum(-1, keepdim=True)).sum(-1).exp()
+    return rank
 
 
 def token_similarity(x: Tensor) -> Tensor:
@@ -75,7 +76,8 @@ def token_similarity(x: Tensor) -> Tensor:
     if n < 2:
         return torch.full(x.shape[:-2], torch.nan, dtype=torch.float64, device=x.device)
     unit = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    return ((unit.sum(-2) ** 2).sum(-1) - (unit**2).sum((-2, -1))) / (n * (n - 1))
+    cosines: Tensor = (unit.sum(-2) ** 2).sum(-1) - (unit**2).sum((-2, -1))
+    return cosines / (n * (n - 1))
 
 
 class Conditioning(NamedTuple):
@@ -114,7 +116,7 @@ class Bound(NamedTuple):
 
 
 def linear_attention_bound(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Bound:
-    """Check the bound on given tokens and weights. It needs N ≥ d and square invertible weights, and is false otherwise.
+    """Check the bound on given tokens and weights. It needs N ≥ d and square invertible weights.
 
     With fewer tokens than dimensions, W can turn a direction that X has into one that it has not: the product then
     loses rank, while every factor on the right side stays finite.

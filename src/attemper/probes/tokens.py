@@ -1,12 +1,13 @@
 """Tokens on their way through a block: at its input, behind attention with and without the skip, behind the MLP.
 
-Where a branch joins the residual stream is found as `skipless` finds it. A block that adds its branches in a way that is
-not understood still has an input and an output; what lies between is not known then.
+Where a branch joins the residual stream is found as `skipless` finds it. A block that adds its branches in a way that
+is not understood still has an input and an output; what lies between is not known then. Of several attentions in one
+block, the last one counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from attemper.actions import Layout, Skips, tensors, to_tokens
 from attemper.patching import Action
-from attemper.probes.conditioning import condition_number
+from attemper.probes.conditioning import Conditioning, condition_number, conditioning
+from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
 
-__all__ = ["PLACES", "BlockWatch", "JacobianWatch", "block_watches"]
+__all__ = ["PLACES", "BlockWatch", "JacobianWatch", "block_watches", "conditioning_after"]
 
 PLACES = ("input", "attention", "attention + skip", "output")
 """In the order in which tokens pass them. "attention" is the branch before it joins the stream."""
@@ -141,3 +143,28 @@ def block_watches(sites: Sites, kind: type[BlockWatch], tell: TellTokens) -> lis
         layout: Layout = "sequence_first" if multi is not None and not multi.batch_first else "batch_first"
         watches.append((block.module, kind(block, len(own) + left, mlps, layout, tell)))
     return watches
+
+
+def conditioning_after(model: nn.Module, batch: Any, modules: Sequence[str]) -> dict[str, Conditioning]:
+    """Conditioning of what the named modules put out, for models with or without attention, in eval mode.
+
+    modules: names in the model. Feature maps (B, C, H, W) of modules that hold a convolution are taken place by place.
+    """
+    found: dict[str, Conditioning] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            tokens = first_tensor(out)
+            convolves = tokens.dim() == 4 and any(isinstance(part, nn.Conv2d) for part in module.modules())
+            found[name] = conditioning(to_tokens(tokens, "channels_first" if convolves else "batch_first"))
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_hook(note(name)) for name in modules]
+    try:
+        with in_eval(model), torch.no_grad():
+            run_model(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
