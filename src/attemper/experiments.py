@@ -1,7 +1,7 @@
 """Experiments from the papers, ready to run: train a few arms, look inside them, and put both side by side.
 
-Each arm is a model and a recipe. All arms of an experiment get the same data, budget and seeds; what is looked at are the
-weights of the epoch that was best on validation, on images of the test set.
+Each arm is a model and a recipe. All arms of an experiment get the same data, budget and seeds. What is looked at are
+the weights of the epoch that was best on validation, on images of the test set.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from attemper.probes.watching import in_eval
 from attemper.tasks.base import Task
 from attemper.training import RunSpec, run
 from attemper.training.checkpoint import load_checkpoint
+from attemper.training.evaluate import finite
 from attemper.training.spec import Budget
 
 __all__ = ["EXPERIMENTS", "Arm", "Experiment", "find_experiment", "run_experiment"]
@@ -203,6 +204,6 @@ def _summary(arm: Arm, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean": statistics.fmean(test),
         "deviation": statistics.stdev(test) if len(test) > 1 else None,
         "diverged": sum(run["status"] == "diverged" for run in runs),
-        "blocks": blocks,
-        "median": [statistics.median(values) for values in blocks],
+        "blocks": [[finite(value) for value in values] for values in blocks],
+        "median": [finite(statistics.median(values)) for values in blocks],
     }

@@ -40,7 +40,7 @@ def attention(ranked: Sequence[Entry]) -> Section | None:
         heading="Attention during training",
         lead=(
             "Entropy of attention over the log of the allowed keys: 1 is the same weight for every key, 0 is a single "
-            "key. Mean over heads, images and seeds, in eval mode; the band reaches from the lowest seed to the highest."
+            "key. Mean over heads, images and seeds, in eval mode. The band goes from the lowest to the highest seed."
         ),
         body=f'<div data-group>{switches}<div class="panels">{"".join(drawn)}</div></div>',
     )
