@@ -86,8 +86,8 @@ EXPERIMENTS = {
         "A smaller ε makes tokens better conditioned; accuracy gains while the image survives it.",
         (
             Arm("none"),
-            *(Arm(f"svd, ε = {eps}", f"graying(mode=svd, eps={eps})") for eps in (0.9, 0.7, 0.5)),
-            *(Arm(f"dct, ε = {eps}", f"graying(mode=dct, eps={eps})") for eps in (0.95, 0.9, 0.8)),
+            *(Arm(f"svd, ε = {eps}", f"graying(kind=svd, eps={eps})") for eps in (0.9, 0.7, 0.5)),
+            *(Arm(f"dct, ε = {eps}", f"graying(kind=dct, eps={eps})") for eps in (0.95, 0.9, 0.8)),
         ),
     ),
 }

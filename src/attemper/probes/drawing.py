@@ -43,6 +43,11 @@ def _font(size: int) -> Any:
     return ImageFont.load_default(size)
 
 
+def _text(draw: Any, place: tuple[float, float], text: str, colour: Any, size: int = 13, anchor: str = "la") -> None:
+    """Text in Pillow's own font, which has no Greek letters."""
+    draw.text(place, text.replace("κ", "kappa").replace("ε", "eps"), colour, _font(size), anchor=anchor)
+
+
 def _canvas(width: int, height: int) -> tuple[Image, Any]:
     from PIL import Image, ImageDraw
 
@@ -64,11 +69,11 @@ def heat_map(
     left, top = 34 + label, 66
     wide = max(left + columns * side + 100, 320)
     image, draw = _canvas(wide, top + max(len(values), 1) * side + 42)
-    draw.text((14, 12), title, INK, _font(17))
-    draw.text((14, 40), y, SOFT, _font(13))
+    _text(draw, (14, 12), title, INK, 17)
+    _text(draw, (14, 40), y, SOFT)
     for at, row in enumerate(values):
         up = top + at * side
-        draw.text((left - 10, up + side / 2), rows[at], SOFT, _font(13), anchor="rm")
+        _text(draw, (left - 10, up + side / 2), rows[at], SOFT, anchor="rm")
         for head, value in enumerate(row):
             box = (left + head * side, up, left + (head + 1) * side - 2, up + side - 2)
             if value is None or not math.isfinite(value):
@@ -77,8 +82,8 @@ def heat_map(
                 draw.rectangle(box, tuple(colours(np.array((value - low) / spread)).tolist()))
     bottom = top + len(values) * side
     for head in range(0, columns, max(1, math.ceil(columns / 16))):
-        draw.text((left + (head + 0.5) * side - 1, bottom + 4), str(head), SOFT, _font(13), anchor="mt")
-    draw.text((left + columns * side / 2, bottom + 22), x, SOFT, _font(13), anchor="mt")
+        _text(draw, (left + (head + 0.5) * side - 1, bottom + 4), str(head), SOFT, anchor="mt")
+    _text(draw, (left + columns * side / 2, bottom + 22), x, SOFT, anchor="mt")
     _scale_bar(draw, left + columns * side + 18, top, max(len(values) * side - 2, 60), low, high)
     return image
 
@@ -87,8 +92,8 @@ def _scale_bar(draw: Any, left: int, top: int, tall: int, low: float, high: floa
     for at in range(tall):
         shade = tuple(colours(np.array(1 - at / max(tall - 1, 1))).tolist())
         draw.line((left, top + at, left + 12, top + at), shade)
-    draw.text((left + 18, top), number(high, significant=3), SOFT, _font(13), anchor="lt")
-    draw.text((left + 18, top + tall), number(low, significant=3), SOFT, _font(13), anchor="lb")
+    _text(draw, (left + 18, top), number(high, significant=3), SOFT, anchor="lt")
+    _text(draw, (left + 18, top + tall), number(low, significant=3), SOFT, anchor="lb")
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
@@ -109,15 +114,15 @@ def curves(
     left, top, wide, tall = 72, 66, 520, 260
     names = max((round(_font(13).getlength(name)) for name in lines), default=0)
     image, draw = _canvas(left + wide + names + 60, top + tall + 56)
-    draw.text((14, 12), title, INK, _font(17))
-    draw.text((14, 40), y, SOFT, _font(13))
+    _text(draw, (14, 12), title, INK, 17)
+    _text(draw, (14, 40), y, SOFT)
     for tick in up.ticks:
         level = top + tall - up.at(tick) * tall
         draw.line((left, level, left + wide, level), FAINT)
-        draw.text((left - 8, level), up.label(tick), SOFT, _font(13), anchor="rm")
+        _text(draw, (left - 8, level), up.label(tick), SOFT, anchor="rm")
     for tick in across.ticks if places is not None else where[:: max(1, math.ceil(longest / 16))]:
-        draw.text((left + across.at(tick) * wide, top + tall + 6), number(tick), SOFT, _font(13), anchor="mt")
-    draw.text((left + wide / 2, top + tall + 28), x, SOFT, _font(13), anchor="mt")
+        _text(draw, (left + across.at(tick) * wide, top + tall + 6), number(tick), SOFT, anchor="mt")
+    _text(draw, (left + wide / 2, top + tall + 28), x, SOFT, anchor="mt")
     ends: list[float] = []
     for at, (name, values) in enumerate(lines.items()):
         colour = SERIES[at % len(SERIES)]
@@ -135,7 +140,7 @@ def curves(
         while any(abs(level - other) < 15 for other in ends):  # names that would lie on one another move down
             level += 3
         ends.append(level)
-        draw.text((left + wide + 12, level), name, colour, _font(13), anchor="lm")
+        _text(draw, (left + wide + 12, level), name, colour, anchor="lm")
     return image
 
 
@@ -162,12 +167,12 @@ def looks_sheet(image: Tensor, looks: Sequence[Look], *, title: str, side: int =
     heads = max(look.weights.shape[0] for look in looks)
     left, top = 66, 60
     sheet, draw = _canvas(max(left + heads * (side + 4) + 12, 360), top + len(looks) * (side + 4) + 12)
-    draw.text((14, 10), title, INK, _font(17))
+    _text(draw, (14, 10), title, INK, 17)
     for head in range(heads):
-        draw.text((left + head * (side + 4) + side / 2, 40), f"head {head}", SOFT, _font(13), anchor="mt")
+        _text(draw, (left + head * (side + 4) + side / 2, 40), f"head {head}", SOFT, anchor="mt")
     for at, look in enumerate(looks):
         up = top + at * (side + 4)
-        draw.text((left - 8, up + side / 2), f"block {look.block}", SOFT, _font(13), anchor="rm")
+        _text(draw, (left - 8, up + side / 2), f"block {look.block}", SOFT, anchor="rm")
         for head, weights in enumerate(look.weights):
             sheet.paste(overlay(image, weights, side, float(look.weights.max())), (left + head * (side + 4), up))
     return sheet
@@ -180,7 +185,7 @@ def beside(pictures: Mapping[str, Image]) -> Image:
     sheet, draw = _canvas(wide, max(picture.height for picture in pictures.values()) + 52)
     left = gap
     for name, picture in pictures.items():
-        draw.text((left, 14), name, INK, _font(15))
+        _text(draw, (left, 14), name, INK, 15)
         sheet.paste(picture, (left, 40))
         left += picture.width + gap
     return sheet

@@ -48,7 +48,7 @@ def heat_map(
             if columns <= WRITTEN and value is not None:
                 parts.append(
                     f'<text class="name" x="{percent((head + 0.5) * wide)}" y="{middle:.1f}" text-anchor="middle" '
-                    f'pointer-events="none">{number(value, significant=3)}</text>'
+                    f'pointer-events="none">{number(value)}</text>'
                 )
     every = -(-columns // 16) or 1
     parts += [
