@@ -121,6 +121,12 @@ def test_grouped_heads_and_further_axes_are_taken_as_torch_takes_them():
     mask = boolean(3, 1, 5, 5)
     expected = map_entropy(windows.flatten(0, 1), windows.flatten(0, 1), mask.repeat(2, 1, 1, 1), False, 8**-0.5)
     torch.testing.assert_close(entropy(see(windows, windows, mask)), expected)
+    heads = boolean(6, 5, 7)  # three axes are heads, queries and keys where Q has four
+    expected = map_entropy(q, k.repeat_interleave(3, 1), heads, False, 0.5)
+    torch.testing.assert_close(entropy(see(q, k, heads)), expected)
+    samples, mask = torch.randn(3, 5, 8, dtype=torch.float64), boolean(3, 5, 5)
+    expected = map_entropy(samples[:, None], samples[:, None], mask[:, None], False, 8**-0.5)
+    torch.testing.assert_close(entropy(see(samples, samples, mask)), expected)
     single = torch.randn(5, 8, dtype=torch.float64)
     torch.testing.assert_close(entropy(see(single, single)), entropy(see(single[None, None], single[None, None])))
 
@@ -436,6 +442,19 @@ def test_attention_that_is_computed_in_an_unknown_way_is_an_error_not_an_empty_t
 
     with pytest.raises(UnmetError, match="computed no attention by scaled_dot_product_attention"):
         diagnose(nn.Sequential(Odd()), torch.randn(2, 5, 8), targets="0")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("case", list(CASES))
+def test_entropy_on_a_gpu_is_that_of_the_map(case, dtype):
+    make, is_causal = CASES[case]
+    mask = make() if make else None
+    q, k = torch.randn(2, 3, 11, 12).to(dtype), torch.randn(2, 3, 13, 12).to(dtype)
+    expected = map_entropy(q.double(), k.double(), mask, is_causal, 12**-0.5)
+    found = entropy(see(q.cuda(), k.cuda(), None if mask is None else mask.cuda(), is_causal))
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_logits_alone_are_enough_where_no_product_was_seen():

@@ -105,9 +105,9 @@ def see(q: Tensor, k: Tensor, mask: Tensor | None = None, is_causal: bool = Fals
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if mask is not None:
-        if q.dim() > 4 and mask.dim() > 2:
+        if q.dim() != 4 and mask.dim() > 2:
             mask = mask.expand(*q.shape[:-1], k.shape[-2])
-        mask = _four_axes(mask)
+        mask = mask[(None,) * (4 - mask.dim())] if q.dim() == 4 or mask.dim() == 2 else _four_axes(mask)
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = _four_axes(q).to(dtype), _four_axes(k).to(dtype)
     if q.shape[1] != k.shape[1]:
@@ -178,7 +178,7 @@ def allowed_keys(call: Seen) -> Tensor:
     if call.mask is None:
         return torch.full((1, 1, 1), keys, device=call.device)
     allowed = call.mask if call.mask.dtype == torch.bool else reachable(call.mask)
-    return allowed.sum(-1) * (keys if allowed.shape[-1] == 1 < keys else 1)
+    return allowed.expand(*allowed.shape[:-1], keys).sum(-1)
 
 
 def weights_of_rows(call: Seen, start: int, stop: int) -> Tensor:

@@ -107,7 +107,7 @@ class Table:
             lines += ["", *aligned(_head_cells(self.heads))]
         if self.tokens:
             lines += ["", *aligned(_token_cells(self.tokens, self.jacobians))]
-        lines += [f"{'!'} {flag}" for flag in self.flags]
+        lines += [f"! {flag}" for flag in self.flags]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 

@@ -49,7 +49,8 @@ class BlockWatch(Action):
         given = tensors(args, kwargs)
         out = self.watched(forward, args, kwargs)
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            self.report("input", given[0])
+            for tokens in given[:1]:
+                self.report("input", tokens)
             if len(self.joined) == self.attentions:
                 branch, stream = self.joined[-1]
                 self.report("attention", branch)
@@ -72,7 +73,6 @@ class BlockWatch(Action):
         return out
 
     def report(self, place: str, x: Tensor) -> None:
-        # A feature map keeps its channels in front where the block is convolutional; here it has attention.
         if x.dim() >= 2 and x.is_floating_point():
             self.tell(self.site.index, place, to_tokens(x.detach(), self.layout))
 

@@ -75,10 +75,10 @@ class Calls(TorchFunctionMode):
 
     def softmax(self, input: Tensor, *_: Any, **__: Any) -> Seen:
         logits = input.detach()
-        if self.product is None:
+        product, self.product = self.product, None
+        if product is None or (product[0].shape[2], product[1].shape[3]) != logits.shape[2:]:
             return Seen(None, None, logits=logits)
-        q, k = self.product[0].detach(), self.product[1].detach().transpose(-2, -1)
-        self.product = None
+        q, k = product[0].detach(), product[1].detach().transpose(-2, -1)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         return Seen(q.to(dtype), k.to(dtype), logits=logits)
 
