@@ -3,6 +3,7 @@
 from attemper import errors, methods
 from attemper.methods.registry import list_methods
 from attemper.ops import attention, implementations, keep_mask
+from attemper.probes import diagnose
 from attemper.recipe import parse, render
 from attemper.tempering import Tempered, apply
 
@@ -12,6 +13,7 @@ __all__ = [
     "Tempered",
     "apply",
     "attention",
+    "diagnose",
     "errors",
     "implementations",
     "keep_mask",

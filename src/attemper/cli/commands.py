@@ -13,6 +13,8 @@ import attemper
 from attemper.bench.cli import Ops, Step
 from attemper.cli.compare import Compare
 from attemper.cli.data import Prepare, Verify
+from attemper.cli.diagnose import Diagnose
+from attemper.cli.experiment import Experiment
 from attemper.cli.methods import Methods
 from attemper.cli.reproduce import Reproduce
 from attemper.cli.study import Export, Report, Resume, Status
@@ -61,6 +63,8 @@ COMMANDS: Commands = {
     "reproduce": Reproduce,
     "study": GROUPS["study"],
     "report": Report,
+    "diagnose": Diagnose,
+    "experiment": Experiment,
     "methods": Methods,
     "data": GROUPS["data"],
     "bench": GROUPS["bench"],

@@ -12,7 +12,9 @@ import tyro
 
 from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Text, Texts, Workers, Writable
 from attemper.cli.show import command_line, console, print_json, show_summary
+from attemper.errors import ParameterError
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
+from attemper.study.engine import Engine, Training
 from attemper.study.errors import FolderError
 
 __all__ = ["Compare", "carry_out", "folder_of", "write_report"]
@@ -58,6 +60,8 @@ class Compare:
     """Learning rates; of several, each recipe gets the one that is best on validation."""
     augment: Text = None
     """Augmentations joined by '+', such as crop-flip+mixup(0.8)."""
+    probe_every: Number = None
+    """Look at attention every so many steps, and show its entropy over training; results stay the same."""
     data: Data = None
     workers: Workers = None
     no_costs: Costs = False
@@ -65,6 +69,8 @@ class Compare:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        if self.probe_every is not None and self.probe_every < 1:
+            raise ParameterError(f"--probe-every is {self.probe_every}; it must be at least 1.")
         plan = self.changed(load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN))
         return carry_out(
             plan,
@@ -75,6 +81,7 @@ class Compare:
             costs=not self.no_costs,
             change_plan=self.change_plan,
             json=self.json,
+            engine=Training(self.probe_every),
         )
 
     def changed(self, given: Mapping[str, Any]) -> Plan:
@@ -108,6 +115,7 @@ def carry_out(
     costs: bool,
     change_plan: bool,
     json: bool,
+    engine: Engine | None = None,
 ) -> int:
     """Run a plan with a view on the terminal, then show the table and write the page; 1 if runs are missing."""
     where = console(json=json)
@@ -120,6 +128,7 @@ def carry_out(
         costs=costs,
         change_plan=change_plan,
         command=command_line(words),
+        engine=engine,
     )
     report = write_report(summary, folder / "report.html")
     show_summary(where, summary, report)

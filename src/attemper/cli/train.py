@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attemper.cli.options import Data, Json, Text, Writable
+from attemper.cli.options import Data, Json, Number, Text, Writable
 from attemper.cli.show import console, print_json, say
 from attemper.recipe import as_methods, render
 from attemper.training.spec import Budget, RunSpec
@@ -41,6 +41,8 @@ class Train:
     budget: Budget = field(default_factory=Budget)
     folder: Writable = None
     """Where checkpoints and the result go; otherwise nothing is written."""
+    probe_every: Number = None
+    """Look at attention every so many steps; what is seen goes into the result."""
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
@@ -72,7 +74,14 @@ class Train:
                 done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
                 bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
 
-            result = run(spec, task, folder=self.folder, progress=progress, device=self.device)
+            result = run(
+                spec,
+                task,
+                folder=self.folder,
+                progress=progress,
+                device=self.device,
+                probe_every=self.probe_every,
+            )
         if self.folder is not None:
             path = self.folder / "result.json"
             with translated(path):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.report import figures, tables
+from attemper.report import figures, probes, tables
 from attemper.report.markup import data_block, escape
 from attemper.report.page import page
 from attemper.report.recipes import Entry, entries
@@ -28,6 +28,7 @@ def render(summary: Mapping[str, Any]) -> str:
         tables.results(ranked, metric, float(summary.get("confidence") or 0.95)),
         figures.accuracy(ranked, metric, float(summary.get("confidence") or 0.95)),
         figures.curves(ranked, metric),
+        probes.attention(ranked),
         figures.gap(ranked, metric),
         figures.cost(ranked, metric),
         figures.published(ranked, metric),
@@ -38,7 +39,7 @@ def render(summary: Mapping[str, Any]) -> str:
     title = str(summary.get("title") or "A study")
     data = {key: value for key, value in summary.items() if key != "recipes"}
     # The curves are in the charts and in the study's own files; without them the data stay small.
-    data["recipes"] = [{k: v for k, v in entry.raw.items() if k != "curves"} for entry in ranked]
+    data["recipes"] = [{k: v for k, v in entry.raw.items() if k not in ("curves", "probes")} for entry in ranked]
     head = _verdict(summary) + _notices(ranked, summary) + _facts(ranked, summary) + data_block("summary", data)
     shown = [section for section in sections if section is not None]
     return page(title, shown, head=head, kicker="Attemper · comparison")

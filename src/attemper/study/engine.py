@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,8 +44,12 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Training:
     """`attemper.training`, imported when it is needed."""
+
+    probe_every: int | None = None
+    """Steps between two looks at attention during every run; they do not change its result."""
 
     def open_task(self, text: str, root: Path | None) -> Task:
         from attemper.tasks import open_task
@@ -59,7 +64,7 @@ class Training:
     def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
         from attemper.training import run
 
-        return run(spec, task, folder=folder, progress=progress, device=device)
+        return run(spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every)
 
     def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
         from attemper.training import step_costs

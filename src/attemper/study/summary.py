@@ -80,6 +80,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "parameters": there[0].get("parameters") if there else None,
         "cost": read_costs(study).get(recipe),
         "curves": [run["curve"] if run is not None else [] for run in runs],
+        "probes": [run.get("probes", []) if run is not None else [] for run in runs],
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
     }

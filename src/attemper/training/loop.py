@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import attemper
+from attemper.probes.recording import IMAGES, Recorder
 from attemper.tasks.base import Task
 from attemper.training.checkpoint import DamagedError, load_checkpoint, make_ready, save_checkpoint, set_aside
 from attemper.training.data import RunData
@@ -41,6 +42,7 @@ def run(
     folder: Path | None = None,
     progress: Progress | None = None,
     device: torch.device | str | None = None,
+    probe_every: int | None = None,
 ) -> dict[str, Any]:
     """Train one model under one recipe and one seed, and measure it.
 
@@ -51,9 +53,10 @@ def run(
         as one that was never interrupted. Whoever stores the result may delete the folder.
     progress: called with an event at the end of every epoch, and a few times a second between.
     device: None is a GPU where there is one.
+    probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
     """
     with borrowed():
-        return Run(spec, task, folder, progress, choose_device(device)).finish()
+        return Run(spec, task, folder, progress, choose_device(device), probe_every).finish()
 
 
 def choose_device(device: torch.device | str | None) -> torch.device:
@@ -74,6 +77,7 @@ class Story:
     seconds: float = 0.0
     """Spent before this process took over."""
     training_seconds: float = 0.0
+    probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -84,7 +88,13 @@ class Run:
     """A run that is under way."""
 
     def __init__(
-        self, spec: RunSpec, task: Task, folder: Path | None, progress: Progress | None, device: torch.device
+        self,
+        spec: RunSpec,
+        task: Task,
+        folder: Path | None,
+        progress: Progress | None,
+        device: torch.device,
+        probe_every: int | None = None,
     ) -> None:
         self.begun = self.last_saved = self.last_report = time.perf_counter()
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
@@ -92,6 +102,7 @@ class Run:
         self.key = spec.key(task.fingerprint)
         self.data = RunData(spec, task, device)
         self.learner = Learner(spec, task.shape, device, self.data.accumulate)
+        self.recorder = None if probe_every is None else self.make_recorder(probe_every)
         self.story = Story()
         self.best = self.learner.weights()
         if device.type == "cuda":
@@ -123,6 +134,8 @@ class Run:
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch), start=1):
             self.learner.set_lr(self.rate(epoch, batch))
             learn(inputs, targets)
+            if self.recorder is not None and batch % self.data.accumulate == 0:
+                self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
             if time.perf_counter() - self.last_report > REPORT_EVERY:
                 reading = self.learner.meter.read()
                 self.report(epoch, batch, reading.loss)
@@ -134,6 +147,14 @@ class Run:
             self.story.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
         self.story.training_seconds += time.perf_counter() - begun
         return reading
+
+    def make_recorder(self, every: int) -> Recorder:
+        stored, _ = next(self.data.validation.batches(torch.arange(min(IMAGES, len(self.data.validation))), IMAGES))
+        return Recorder(self.learner.model, self.task.to_input(stored), every)
+
+    def probe(self, recorder: Recorder, step: int) -> None:
+        with self.learner.autocast():
+            self.story.probes += recorder.after(step)
 
     def rate(self, epoch: int, batch: int) -> float:
         step = (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
@@ -233,6 +254,7 @@ class Run:
             "validation": validation,
             "test": test,
             "curve": story.curve,
+            "probes": story.probes,
             "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),

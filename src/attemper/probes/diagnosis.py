@@ -1,0 +1,179 @@
+"""`attemper.diagnose`: what the attention of a model does with a batch, per block and head."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import NoSiteError, ParameterError, UnmetError, suggestion
+from attemper.patching import Action
+from attemper.probes.attention import HeadStatistics, Seen, head_statistics
+from attemper.probes.conditioning import conditioning
+from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
+from attemper.probes.tokens import BlockWatch, JacobianWatch, block_watches
+from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wrapped, run_model
+from attemper.sites import AttentionSite, Sites, find_sites
+
+__all__ = ["PROBES", "diagnose", "find_attention", "head_rows"]
+
+PROBES = {
+    "entropy": "entropy of attention, against its maximum and against the uniform distribution",
+    "distance": "how far attention reaches on the grid of patches",
+    "logits": "largest logit, lengths of queries and keys",
+    "conditioning": "κ, effective rank and similarity of the tokens through every block",
+    "jacobian": "κ of the Jacobian of every block's attention, on a sub-sample; slow",
+}
+"""Names for `diagnose(probes=…)`, with what each of them looks at."""
+
+DEFAULT = ("entropy", "distance", "logits", "conditioning")
+
+MOST_DECOMPOSED = 8
+"""Samples whose token matrices are decomposed: singular values take longer than the model."""
+
+
+def diagnose(
+    model: nn.Module,
+    batch: Any,
+    probes: Sequence[str] = DEFAULT,
+    *,
+    targets: Sequence[str] | str | None = None,
+) -> Table:
+    """Look at a model, tempered or plain, while it runs once on a batch, in eval mode and without gradients.
+
+    Fused attention stays on. Afterwards everything is as it was: outputs, weights, modes, random generators.
+
+    batch: what the model takes: a tensor, a tuple of arguments, or a dict of named ones.
+    probes: names of `attemper.probes.PROBES`.
+    targets: globs on the names of modules of your own that compute attention, as in `attemper.apply`.
+
+    >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    >>> table = diagnose(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(4, 9, 16))
+    >>> [(row.block, row.head) for row in table.heads]
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    wanted = _check(probes)
+    sites = find_attention(model, targets)
+    with in_eval(model), torch.no_grad():
+        heads, unmet = head_rows(model, batch, sites, wanted)
+        notes = [f"'{name}' computed no attention that could be seen" for name in unmet]
+        tokens: tuple[TokenRow, ...] = ()
+        jacobians: tuple[JacobianRow, ...] = ()
+        if "conditioning" in wanted:
+            tokens = _token_rows(model, batch, sites)
+        if "jacobian" in wanted:
+            jacobians = _jacobian_rows(model, batch, sites)
+            notes += [] if jacobians else ["no block joins its attention to the stream in a way that is understood"]
+    return Table(type(model).__name__, _samples(batch), heads, tokens, jacobians, tuple(notes))
+
+
+def _check(probes: Sequence[str]) -> frozenset[str]:
+    names = [probes] if isinstance(probes, str) else list(probes)
+    for name in names:
+        if name not in PROBES:
+            raise ParameterError(
+                f"there is no probe '{name}'.{suggestion(name, PROBES)} There are: {', '.join(PROBES)}."
+            )
+    if not names:
+        raise ParameterError(f"probes is empty; name some of {', '.join(PROBES)}")
+    return frozenset(names)
+
+
+def find_attention(model: nn.Module, targets: Sequence[str] | str | None = None) -> Sites:
+    """The sites of a model, which must have attention."""
+    refuse_wrapped(model)
+    sites = find_sites(model, targets)
+    if sites.attentions:
+        return sites
+    left = "".join(f" '{name}' was left alone: {why}." for name, why in sites.left_alone.items())
+    kinds = sorted({type(module).__name__ for module in model.modules()})
+    raise NoSiteError(
+        f"{type(model).__name__} has no attention that is recognised, so there is nothing to probe.{left} Module types "
+        f"seen: {', '.join(kinds[:40])}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+def head_rows(
+    model: nn.Module, batch: Any, sites: Sites, probes: frozenset[str]
+) -> tuple[tuple[HeadRow, ...], list[str]]:
+    """One pass: a row per head, and the names of attention sites that were not met."""
+    found: dict[str, list[HeadStatistics]] = {}
+
+    def tell(site: AttentionSite, call: Seen) -> None:
+        found.setdefault(site.name, []).append(head_statistics(call, probes, site.geometry))
+
+    watches: list[tuple[nn.Module, Action]] = [(site.module, AttentionWatch(site, tell)) for site in sites.attentions]
+    with looking(watches):
+        run_model(model, batch)
+    if not found:
+        raise UnmetError(
+            f"{type(model).__name__} computed no attention by scaled_dot_product_attention, "
+            "multi_head_attention_forward or a softmax over the last axis of 4-D logits. A Transformers model may need "
+            "attn_implementation='sdpa'."
+        )
+    rows = [row for site in sites.attentions if site.name in found for row in _rows(site, found[site.name])]
+    return tuple(rows), [site.name for site in sites.attentions if site.name not in found]
+
+
+def _rows(site: AttentionSite, found: list[HeadStatistics]) -> list[HeadRow]:
+    """The heads of one attention; where a pass calls it several times, means over the calls."""
+    columns: dict[str, list[float]] = {}
+    for field in dataclasses.fields(HeadStatistics):
+        values = [value for each in found if (value := getattr(each, field.name)) is not None]
+        if values and len({len(value) for value in values}) == 1:
+            merge = torch.amax if field.name == "logit_max" else torch.mean
+            columns[field.name] = merge(torch.stack(values), 0).tolist()
+    heads = max((len(values) for values in columns.values()), default=0)
+    return [
+        HeadRow(site.block, site.name, head, **{name: values[head] for name, values in columns.items()})
+        for head in range(heads)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- tokens
+def _token_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[TokenRow, ...]:
+    rows: list[TokenRow] = []
+
+    def tell(block: int, place: str, tokens: Tensor) -> None:
+        rows.append(TokenRow(block, place, *conditioning(tokens[:MOST_DECOMPOSED])))
+
+    with looking(block_watches(sites, BlockWatch, tell)):
+        run_model(model, batch)
+    return tuple(rows)
+
+
+def _jacobian_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[JacobianRow, ...]:
+    watches = block_watches(sites, JacobianWatch, lambda block, place, tokens: None)
+    with looking(watches):
+        run_model(model, first_sample(batch))
+    return tuple(
+        JacobianRow(watch.site.index, place, condition)
+        for _, watch in watches
+        if isinstance(watch, JacobianWatch)
+        for place, condition in watch.found.items()
+        if not math.isnan(condition)
+    )
+
+
+def first_sample(batch: Any) -> Any:
+    """The batch of its first sample alone: every tensor that has as many rows as the first one is cut."""
+    size = _samples(batch)
+
+    def cut(part: Any) -> Any:
+        return part[:1] if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == size else part
+
+    if isinstance(batch, Tensor):
+        return batch[:1]
+    if isinstance(batch, dict):
+        return {name: cut(part) for name, part in batch.items()}
+    return tuple(cut(part) for part in batch)
+
+
+def _samples(batch: Any) -> int:
+    parts = batch.values() if isinstance(batch, dict) else [batch] if isinstance(batch, Tensor) else batch
+    return next((int(part.shape[0]) for part in parts if isinstance(part, Tensor) and part.dim() > 0), 0)
