@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -72,7 +74,7 @@ def test_corruptions_grow_with_severity(name: str, images: str) -> None:
     clean = IMAGES[images]()
     distances = [float((corrupt(clean, name, severity) - clean).abs().mean()) for severity in SEVERITIES]
     assert distances[0] > 0
-    assert all(later > 1.02 * earlier for earlier, later in zip(distances, distances[1:], strict=False)), distances
+    assert all(later > 1.02 * earlier for earlier, later in itertools.pairwise(distances)), distances
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

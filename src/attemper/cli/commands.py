@@ -13,6 +13,7 @@ import attemper
 from attemper.bench.cli import Ops, Step
 from attemper.cli.compare import Compare
 from attemper.cli.data import Prepare, Verify
+from attemper.cli.evaluate import Evaluate
 from attemper.cli.methods import Methods
 from attemper.cli.reproduce import Reproduce
 from attemper.cli.study import Export, Report, Resume, Status
@@ -58,6 +59,7 @@ GROUPS: dict[str, tuple[str, Commands]] = {
 COMMANDS: Commands = {
     "compare": Compare,
     "train": Train,
+    "evaluate": Evaluate,
     "reproduce": Reproduce,
     "study": GROUPS["study"],
     "report": Report,

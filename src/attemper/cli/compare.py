@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Text, Texts, Workers, Writable
+from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Workers, Writable
 from attemper.cli.show import command_line, console, print_json, show_summary
+from attemper.evaluation.suites import split_suites
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
 from attemper.study.errors import FolderError
 
@@ -36,6 +37,7 @@ class Compare:
       attemper compare --recipes "dropkey(0.1)" "dropkey(0.1, schedule=decreasing)" cb --seeds 3
       attemper compare --task cifar10 --model vit-cifar --epochs 40 --data /path/to/data
       attemper compare plan.yaml --folder runs/mine --workers 4
+      attemper compare --evaluate robustness,calibration
     """
 
     plan: File = None
@@ -58,6 +60,7 @@ class Compare:
     """Learning rates; of several, each recipe gets the one that is best on validation."""
     augment: Text = None
     """Augmentations joined by '+', such as crop-flip+mixup(0.8)."""
+    evaluate: Suites = ""
     data: Data = None
     workers: Workers = None
     no_costs: Costs = False
@@ -80,7 +83,7 @@ class Compare:
     def changed(self, given: Mapping[str, Any]) -> Plan:
         """A plan with what the command line says in the place of what it said."""
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
-        said |= {"seeds": self.seeds, "lr": list(self.lr)}
+        said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
         said = {name: value for name, value in said.items() if value not in (None, [])}
         budget = {"epochs": self.epochs, "batch_size": self.batch_size, "augment": self.augment}
         budget = {name: value for name, value in budget.items() if value is not None}

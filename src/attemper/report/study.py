@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.report import figures, tables
+from attemper.report import evaluation, figures, tables
 from attemper.report.markup import data_block, escape
 from attemper.report.page import page
 from attemper.report.recipes import Entry, entries
@@ -27,6 +27,8 @@ def render(summary: Mapping[str, Any]) -> str:
         figures.accuracy(ranked, metric, float(summary.get("confidence") or 0.95)),
         figures.curves(ranked, metric),
         figures.gap(ranked, metric),
+        evaluation.calibration(ranked),
+        evaluation.robustness(ranked),
         figures.cost(ranked, metric),
         figures.published(ranked, metric),
         figures.rates(ranked),

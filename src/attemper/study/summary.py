@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
+from attemper.evaluation.figures import over_seeds
 from attemper.study.costs import read_costs
 from attemper.study.plan import Entry, Plan
 from attemper.study.selection import Choice, choose, validation_of
@@ -62,7 +63,8 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
     there = [run for run in runs if run is not None]
     values = [value for value in test if value is not None]
     recipe, lr = choice.chosen or (entry.recipe, None)
-    return {
+    evaluated = bool(study.plan.evaluate)
+    row = {
         "name": entry.name,
         "recipe": recipe,
         "lr": lr,
@@ -83,6 +85,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
     }
+    return {**row, "evaluation": over_seeds([run and run.get("evaluation") for run in runs])} if evaluated else row
 
 
 def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
