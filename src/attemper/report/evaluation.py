@@ -113,8 +113,9 @@ def robustness(ranked: Sequence[Entry]) -> Section | None:
     return Section(
         heading="Robustness",
         lead=(
-            "Test accuracy as images get harder; the left end is the plain test set. Where there are several seeds, a band "
-            "reaches from the lowest to the highest. Attacks move pixels, which run from 0 to 1, before normalisation."
+            "Test accuracy as images get harder; the left end is the plain test set. Where there are several seeds, "
+            "bands reach from the lowest to the highest. Attacks move pixels, which run from 0 to 1, before "
+            "normalisation."
         ),
         body=f'<div data-group>{switches}<div class="panels">{"".join(drawn)}</div></div>{_corruptions(known)}',
     )

@@ -23,7 +23,7 @@ def to_csv(summary: Summary) -> str:
         *("peak_memory", "published", *(f"test_seed_{seed}" for seed in seeds)),
     ]
     extra = figure_names(summary)
-    columns += [name.replace(" ", "_").lower() for name in extra]
+    columns += [name.replace(",", "").replace(" ", "_").lower() for name in extra]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
