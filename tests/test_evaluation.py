@@ -14,13 +14,15 @@ from torch import nn
 
 import attemper
 from attemper.cli import main
+from attemper.cli.compare import Compare, folder_of
 from attemper.errors import AttemperError, ParameterError
 from attemper.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
 from attemper.evaluation.figures import headline, over_seeds
 from attemper.evaluation.metrics import Bin
 from attemper.evaluation.runs import load_run
 from attemper.models import build_model
-from attemper.study import Plan, PlanError, Study, summarise, to_csv, to_markdown
+from attemper.report import render
+from attemper.study import DEFAULT_PLAN, Plan, PlanError, Study, summarise, to_csv, to_markdown
 from attemper.study.evaluations import evaluation_table
 from attemper.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
 from attemper.training import Budget, RunSpec, run
@@ -207,7 +209,7 @@ def test_a_run_can_be_stopped_while_it_is_evaluated(monkeypatch: pytest.MonkeyPa
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
     words = ["train", "--model", "vit-digits(depth=1)", "--recipe", "dropkey(0.2) + cb(cb_s)", "--epochs", "2"]
-    assert main([*words, "--folder", str(path), "--device", "cpu"]) == 0
+    assert main([*words, "--folder", str(path), "--device", "cpu", "--evaluate", "calibration"]) == 0
     return path
 
 
@@ -219,6 +221,7 @@ def test_a_finished_run_keeps_its_chosen_weights(folder: Path) -> None:
     found = evaluate(loaded.model, loaded.task.test(), normalise=loaded.normalise, suites="calibration")
     assert found["accuracy"] == result["test"]["accuracy"]
     assert found["nll"] == pytest.approx(result["test"]["loss"], abs=1e-6)
+    assert found["calibration"] == result["evaluation"]["calibration"]
 
 
 def test_evaluate_tells_writes_and_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,6 +382,20 @@ def test_a_summary_has_one_more_table(tmp_path: Path) -> None:
     header, first = to_csv(summary).splitlines()[:2]
     assert dict(zip(header.split(","), first.split(","), strict=True))["brier"] == "0.25"
     assert evaluation_table(summary) is not None
+
+
+def test_a_real_study_evaluates_every_run(tmp_path: Path) -> None:
+    plan = Compare(model="vit-digits(depth=1)", recipes=("dropkey(0.1)",), seeds=1, epochs=1, evaluate=",".join(ALL))
+    study = Study(tmp_path, plan.changed(DEFAULT_PLAN))
+    assert folder_of(study.plan) == Path("runs/digits-vit-digits-depth-1-evaluated")
+    study.prepare()
+    study.work()
+    assert not (tmp_path / "work").exists() or not list((tmp_path / "work").iterdir()), "weights are not kept"
+    none, dropkey = summarise(study)["recipes"]
+    names = [figure["name"] for figure in dropkey["evaluation"]["figures"]]
+    assert {"ECE", "PGD 0.05", "accuracy, 2 passes"} <= set(names)
+    assert [figure["name"] for figure in none["evaluation"]["figures"]] == names[:-2], "none has nothing to average"
+    assert 'id="robustness"' in render(summarise(study))
 
 
 def test_a_study_without_evaluations_is_as_it_was(tmp_path: Path) -> None:

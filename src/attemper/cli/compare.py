@@ -96,8 +96,9 @@ class Compare:
 
 
 def folder_of(plan: Plan) -> Path:
-    """runs/<task>-<model>, in characters that every file system takes."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{plan.task}-{plan.model}").strip("-.")
+    """runs/<task>-<model>, in characters that every file system takes; runs that are evaluated are other runs."""
+    name = f"{plan.task}-{plan.model}{'-evaluated' if plan.evaluate else ''}"
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
     return Path("runs") / (words[:80] or "study")
 
 
