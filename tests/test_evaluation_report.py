@@ -77,6 +77,8 @@ def test_a_reliability_diagram_puts_marks_where_the_numbers_are() -> None:
     tall = re.findall(r'<rect class="band" x="([\d.]+)%" width="([\d.]+)%" y="[\d.]+" height="([\d.]+)"', drawn)
     assert tall == [("50", "10", "200.0"), ("90", "10", "66.7")]
     assert "30 of 40 predictions" in drawn
+    rare = reliability([*parts, {**parts[1], "count": 5000}], title="T")
+    assert rare.count('class="hollow"') == 2, "less than a hundredth of all predictions"
     assert "no data yet" in reliability([], title="T")
 
 

@@ -29,7 +29,7 @@ def headline(evaluation: Evaluation) -> list[Figure]:
 
     Of attacks the strongest is shown; of occlusions and corruptions the mean accuracy over all of them.
     """
-    found = [_share("top-5", evaluation.get("top5"))] if evaluation.get("top5") is not None else []
+    found = []
     calibration = evaluation.get("calibration")
     if calibration:
         found.append(Figure(name="NLL", share=False, falling=True, value=evaluation["nll"]))
@@ -44,6 +44,8 @@ def headline(evaluation: Evaluation) -> list[Figure]:
         found.append(_share(f"accuracy, {passes}", stochastic["accuracy"]))
         if calibration:
             found.append(_share(f"ECE, {passes}", stochastic["ece"], falling=True))
+    if evaluation.get("top5") is not None:
+        found.append(_share("top-5", evaluation["top5"]))
     return found
 
 

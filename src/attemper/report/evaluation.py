@@ -34,7 +34,8 @@ def calibration(ranked: Sequence[Entry], lead: str = STUDY) -> Section | None:
     ]
     reading = (
         " In a diagram, a mark below the dashed line is a group of predictions that were right less often than they "
-        "were sure. Columns show how the predictions are spread, those of all seeds together."
+        "were sure. Columns show how the predictions are spread, those of all seeds together; a hollow mark stands for "
+        "less than 1 % of them, and may be chance."
     )
     return Section(
         heading="Evaluation",
@@ -69,7 +70,7 @@ def _figures(known: Sequence[Entry]) -> str:
             [
                 Cell(f"{key(entry.series)}{escape(entry.name)}", entry.name),
                 *(
-                    Cell(_figure(own[name]), finite(own[name].get("mean"))) if name in own else Cell("–")
+                    Cell(_narrow(own[name]), finite(own[name].get("mean"))) if name in own else Cell("–")
                     for name in facts
                 ),
             ]
@@ -84,6 +85,12 @@ def _figure(figure: Mapping[str, Any]) -> str:
         return "–"
     text = number(factor * mean, digits)
     return text if deviation is None else f"{text} ± {number(factor * deviation, digits)}"
+
+
+def _narrow(figure: Mapping[str, Any]) -> str:
+    """The same with the deviation below the mean: a table of many figures then needs no scrolling."""
+    mean, _, deviation = _figure(figure).partition(" ± ")
+    return f"{mean}<small>± {deviation}</small>" if deviation else mean
 
 
 # ----------------------------------------------------------------------------------------------------------- robustness

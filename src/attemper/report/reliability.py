@@ -13,6 +13,9 @@ __all__ = ["reliability"]
 
 SHARES = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 
+FEW = 0.01
+"""Bins with a smaller share of the predictions have a hollow mark: chance alone can put them anywhere."""
+
 
 def reliability(
     bins: Sequence[Mapping[str, Any]], *, title: str, series: int = 0, note: str = "", height: int = 270
@@ -20,7 +23,7 @@ def reliability(
     """A mark per bin at its confidence and accuracy, joined to the diagonal, where a calibrated model would have it.
 
     bins: with "low", "high", "count", "confidence" and "accuracy". Faint columns show how many predictions fall into
-    each bin, the tallest being the fullest.
+    each bin, the tallest being the fullest; the mark of a bin that is almost empty is hollow.
     """
     top, bottom = 22, height - 42
     known = [part for part in bins if _complete(part)]
@@ -56,4 +59,5 @@ def _mark(part: Mapping[str, Any], total: int, series: int, top: int, bottom: in
         f"{part['count']} of {total} predictions"
     )
     line = f'<line class="whisker" x1="{x}" x2="{x}" y1="{ideal:.1f}" y2="{real:.1f}"/>'
-    return f"<g><title>{escape(hint)}</title>{line}{mark(series, x, real)}</g>"
+    few = part["count"] < FEW * total
+    return f"<g><title>{escape(hint)}</title>{line}{mark(series, x, real, hollow=few)}</g>"
