@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -409,6 +410,30 @@ def test_a_summary_has_one_more_table(tmp_path: Path) -> None:
     header, first = to_csv(summary).splitlines()[:2]
     assert dict(zip(header.split(","), first.split(","), strict=True))["brier"] == "0.25"
     assert evaluation_table(summary) is not None
+
+
+def test_figures_are_compared_seed_by_seed_and_corrected_over_the_whole_table(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(seeds=5, evaluate=["calibration", "robustness"]), engine=FakeEngine())
+    study.prepare()
+    for key, spec in study.runs.items():
+        shift = 0.01 * spec.seed  # seeds differ more than recipes do: only a paired comparison sees anything
+        shift -= 0.02 + 1e-4 * spec.seed if spec.recipe == "cb(cb)" else 0.0
+        study.store.save(key, make_result(spec, evaluation=made_up(0.8, shift)))
+    summary = summarise(study)
+    by_recipe = {row["name"]: {f["name"]: f for f in row["evaluation"]["figures"]} for row in summary["recipes"]}
+    assert set(by_recipe) == {"none", "dropkey(0.1)", "cb"}
+    error = by_recipe["cb"]["ECE"]["difference"]
+    assert error["mean"] == pytest.approx(-0.0202)
+    compared = [f["difference"]["p"] for name in ("cb", "dropkey(0.1)") for f in by_recipe[name].values()]
+    assert error["adjusted"] == pytest.approx(error["p"] * sum(p is not None for p in compared), rel=1e-6)
+    assert "difference" not in by_recipe["none"]["ECE"]
+    markdown = to_markdown(summary)
+    assert re.search(r"\| cb \|.* \d+\.\d+ ± \d+\.\d+ \* \|", markdown)
+    assert "\\* differs from none" in markdown
+    assert "*" not in next(line for line in markdown.splitlines() if line.startswith("| dropkey(0.1) | 0.5"))
+    page = render(summary)
+    assert 'class="number good"' in page.split('id="evaluation"')[1], "a smaller error is better"
+    assert 'class="number bad"' in page.split('id="evaluation"')[1], "a smaller accuracy is worse"
 
 
 def test_a_real_study_evaluates_every_run(tmp_path: Path) -> None:

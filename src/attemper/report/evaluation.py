@@ -19,7 +19,11 @@ def _evaluation(entry: Entry) -> Mapping[str, Any]:
     return entry.raw.get("evaluation") or {}
 
 
-STUDY = "Measured once, at the end of every run, on the same reading of the test set."
+STUDY = (
+    "Measured once, at the end of every run, on the same reading of the test set. Coloured figures differ from those "
+    "of none, paired by seed, with p ≤ 0.05 after a correction over the whole table."
+)
+LEVEL = 0.05
 
 
 def calibration(ranked: Sequence[Entry], lead: str = STUDY) -> Section | None:
@@ -70,7 +74,9 @@ def _figures(known: Sequence[Entry]) -> str:
             [
                 Cell(f"{key(entry.series)}{escape(entry.name)}", entry.name),
                 *(
-                    Cell(_narrow(own[name]), finite(own[name].get("mean"))) if name in own else Cell("–")
+                    Cell(_narrow(own[name]), finite(own[name].get("mean")), _label(own[name]))
+                    if name in own
+                    else Cell("–")
                     for name in facts
                 ),
             ]
@@ -85,6 +91,15 @@ def _figure(figure: Mapping[str, Any]) -> str:
         return "–"
     text = number(factor * mean, digits)
     return text if deviation is None else f"{text} ± {number(factor * deviation, digits)}"
+
+
+def _label(figure: Mapping[str, Any]) -> str:
+    """Colour only where the difference to the baseline would stand among all figures of the table."""
+    difference = figure.get("difference") or {}
+    mean, adjusted = finite(difference.get("mean")), finite(difference.get("adjusted"))
+    if mean is None or adjusted is None or adjusted > LEVEL:
+        return ""
+    return "good" if (mean < 0) == bool(figure.get("falling")) else "bad"
 
 
 def _narrow(figure: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from attemper.study.evaluations import evaluation_rows, figure_names, figures_of
+from attemper.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
 from attemper.study.verdict import join
 
 __all__ = ["to_csv", "to_markdown"]
@@ -64,7 +64,10 @@ def to_markdown(summary: Summary) -> str:
     if found := evaluation_rows(summary):
         header, *rows = ([_cell(text) for text in row] for row in found)
         lines += ["", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+        rows = list(rows)
         lines += [f"| {' | '.join(row)} |" for row in rows]
+        if any(cell.endswith(" *") for row in rows for cell in row):
+            lines += ["", f"\\{STAR}"]
     if summary["notes"]:
         lines += ["", *(f"- {_cell(note)}" for note in summary["notes"])]
     return "\n".join(lines) + "\n"

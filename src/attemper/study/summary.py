@@ -8,6 +8,7 @@ from typing import Any
 
 from attemper.evaluation.figures import over_seeds
 from attemper.study.costs import read_costs
+from attemper.study.evaluations import compare_figures
 from attemper.study.plan import Entry, Plan
 from attemper.study.selection import Choice, choose, validation_of
 from attemper.study.statistics import CONFIDENCE, deviation, holm, mean, paired_difference, ranks
@@ -95,6 +96,7 @@ def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
     adjusted = holm([None if difference is None else difference.p for difference in found])
     for row, difference, p in zip(others, found, adjusted, strict=True):
         row["difference"] = None if difference is None else {**asdict(difference), "adjusted": p}
+    compare_figures(rows, baseline)
     places = ranks({row["name"]: row["test"] for row in rows})
     for row in rows:
         place = places[row["name"]]
