@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,46 +118,63 @@ def evaluate(
 
     Returns plain data that can be written as JSON: images, suites, accuracy, top5, and per suite what it found.
     """
-    chosen = {suite.name: suite for suite in parse_suites(suites)}
+    trial = Trial(Network(model, normalise), parse_suites(suites), seed)
     if not len(source):
         raise DataError("There are no images to evaluate on.")
-    network = Network(model, normalise)
-    calibration = cast(Calibration, chosen.get("calibration", Calibration()))
-    clean = Tally(calibration.bins)
-    robustness, stochastic = chosen.get("robustness"), chosen.get("stochastic")
-    conditions = conditions_of(robustness, network) if isinstance(robustness, Robustness) else []
-    averaged = Averaged(network, stochastic.passes, calibration.bins) if isinstance(stochastic, Stochastic) else None
-    tell = Share((1 + len(conditions)) * len(source), progress)
+    tell = Share(trial.rounds * len(source), progress)
     with at_rest(model), torch.no_grad(), torch.random.fork_rng():
-        source = source.to(network.device)
-        for number, (stored, targets) in enumerate(source.batches(torch.arange(len(source)), batch_size)):
-            pixels = to_pixels(stored)
-            clean.add(predict(network, pixels), targets)
-            if averaged is not None:
-                averaged.add(pixels, targets, derive(seed, "stochastic", number))
+        stored_batches = source.to(trial.network.device).batches(torch.arange(len(source)), batch_size)
+        for number, (stored, targets) in enumerate(stored_batches):
+            trial.add(to_pixels(stored), targets, number, tell)
+        known = _read_clean(trial.network, train, batch_size) if train is not None else None
+    found = trial.read()
+    return found if known is None else {**found, "gap": gap(known, found)}
+
+
+class Trial:
+    """A network, everything that is asked of it, and the counts so far."""
+
+    def __init__(self, network: Network, suites: Sequence[Suite], seed: int) -> None:
+        self.network, self.suites, self.seed = network, suites, seed
+        self.calibration = next((suite for suite in suites if isinstance(suite, Calibration)), None)
+        bins = (self.calibration or Calibration()).bins
+        self.clean = Tally(bins)
+        self.conditions: list[Condition] | None = None
+        self.averaged: Averaged | None = None
+        for suite in suites:
+            if isinstance(suite, Robustness):
+                self.conditions = conditions_of(suite, network)
+            if isinstance(suite, Stochastic):
+                self.averaged = Averaged(network, suite.passes, bins)
+
+    @property
+    def rounds(self) -> int:
+        """How often every image is looked at."""
+        return 1 + len(self.conditions or ())
+
+    def add(self, pixels: Tensor, targets: Tensor, number: int, tell: Share) -> None:
+        """Try everything on one batch. number: its place, from which all that is drawn for it follows."""
+        self.clean.add(predict(self.network, pixels), targets)
+        if self.averaged is not None:
+            self.averaged.add(pixels, targets, derive(self.seed, "stochastic", number))
+        tell(len(targets))
+        for condition in self.conditions or ():
+            harder = condition.change(pixels, targets, derive(self.seed, "batch", number))
+            condition.tally.add(predict(self.network, harder), targets)
             tell(len(targets))
-            for condition in conditions:
-                harder = condition.change(pixels, targets, derive(seed, "batch", number))
-                condition.tally.add(predict(network, harder), targets)
-                tell(len(targets))
-        known = _read_clean(network, train, batch_size) if train is not None else None
-    reading = clean.read()
-    found: dict[str, Any] = {
-        "suites": [suite.text for suite in chosen.values()],
-        "images": reading["images"],
-        "accuracy": reading["accuracy"],
-        "top5": reading["top5"],
-        "nll": reading["nll"],
-    }
-    if "calibration" in chosen:
-        found["calibration"] = {name: reading[name] for name in ("brier", "ece", "bins")}
-    if robustness is not None:
-        found["robustness"] = _by_group(conditions)
-    if averaged is not None:
-        found["stochastic"] = averaged.read()
-    if known is not None:
-        found["gap"] = gap(known, reading)
-    return found
+
+    def read(self) -> dict[str, Any]:
+        """What was found, as plain data."""
+        reading = self.clean.read()
+        found: dict[str, Any] = {"suites": [suite.text for suite in self.suites]}
+        found |= {name: reading[name] for name in ("images", "accuracy", "top5", "nll")}
+        if self.calibration is not None:
+            found["calibration"] = {name: reading[name] for name in ("brier", "ece", "bins")}
+        if self.conditions is not None:
+            found["robustness"] = _by_group(self.conditions)
+        if self.averaged is not None:
+            found["stochastic"] = self.averaged.read()
+        return found
 
 
 @dataclass
