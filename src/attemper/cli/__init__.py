@@ -1,4 +1,4 @@
-"""The command line: `attemper compare`, `train`, `reproduce`, `study`, `report`, `diagnose`, `methods`, `bench`, ….
+"""The command line: `attemper compare`, `train`, `evaluate`, `reproduce`, `study`, `report`, `diagnose` and more.
 
 Every command is a small dataclass whose fields are its options and whose `run` does the work and gives the exit code.
 0: done. 1: done, but some runs failed. 2: what was asked for cannot be done. 130: stopped by Ctrl-C.

@@ -14,6 +14,7 @@ from attemper.bench.cli import Ops, Step
 from attemper.cli.compare import Compare
 from attemper.cli.data import Prepare, Verify
 from attemper.cli.diagnose import Diagnose
+from attemper.cli.evaluate import Evaluate
 from attemper.cli.experiment import Experiment
 from attemper.cli.methods import Methods
 from attemper.cli.reproduce import Reproduce
@@ -60,6 +61,7 @@ GROUPS: dict[str, tuple[str, Commands]] = {
 COMMANDS: Commands = {
     "compare": Compare,
     "train": Train,
+    "evaluate": Evaluate,
     "reproduce": Reproduce,
     "study": GROUPS["study"],
     "report": Report,

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Text, Texts, Workers, Writable
+from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Workers, Writable
 from attemper.cli.show import command_line, console, print_json, show_summary
 from attemper.errors import ParameterError
+from attemper.evaluation.suites import split_suites
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
 from attemper.study.engine import Engine, Training
 from attemper.study.errors import FolderError
@@ -38,6 +39,7 @@ class Compare:
       attemper compare --recipes "dropkey(0.1)" "dropkey(0.1, schedule=decreasing)" cb --seeds 3
       attemper compare --task cifar10 --model vit-cifar --epochs 40 --data /path/to/data
       attemper compare plan.yaml --folder runs/mine --workers 4
+      attemper compare --evaluate robustness,calibration
     """
 
     plan: File = None
@@ -62,6 +64,7 @@ class Compare:
     """Augmentations joined by '+', such as crop-flip+mixup(0.8)."""
     probe_every: Number = None
     """Look at attention every so many steps, and show its entropy over training; results stay the same."""
+    evaluate: Suites = ""
     data: Data = None
     workers: Workers = None
     no_costs: Costs = False
@@ -87,7 +90,7 @@ class Compare:
     def changed(self, given: Mapping[str, Any]) -> Plan:
         """A plan with what the command line says in the place of what it said."""
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
-        said |= {"seeds": self.seeds, "lr": list(self.lr)}
+        said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
         said = {name: value for name, value in said.items() if value not in (None, [])}
         budget = {"epochs": self.epochs, "batch_size": self.batch_size, "augment": self.augment}
         budget = {name: value for name, value in budget.items() if value is not None}
@@ -100,8 +103,9 @@ class Compare:
 
 
 def folder_of(plan: Plan) -> Path:
-    """runs/<task>-<model>, in characters that every file system takes."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{plan.task}-{plan.model}").strip("-.")
+    """runs/<task>-<model>, in characters that every file system takes; runs that are evaluated are other runs."""
+    name = f"{plan.task}-{plan.model}{'-evaluated' if plan.evaluate else ''}"
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
     return Path("runs") / (words[:80] or "study")
 
 

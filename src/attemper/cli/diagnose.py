@@ -75,7 +75,7 @@ class Diagnose:
     def run(self, words: Sequence[str] = ()) -> int:
         import attemper
         from attemper.probes.images import read_images
-        from attemper.training.run import choose_device
+        from attemper.training.loop import choose_device
 
         query = read_query(self.query)
         where, device = console(json=self.json), choose_device(self.device)

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import tyro
 
-__all__ = ["Change", "Costs", "Data", "Folder", "Json", "Number", "Numbers", "Text", "Texts", "Workers", "Writable"]
+__all__ = [
+    "Change",
+    "Costs",
+    "Data",
+    "Folder",
+    "Json",
+    "Number",
+    "Numbers",
+    "Suites",
+    "Text",
+    "Texts",
+    "Workers",
+    "Writable",
+]
 
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT …", help_behavior_hint="")]
@@ -16,6 +29,15 @@ Numbers = Annotated[tuple[float, ...], tyro.conf.arg(metavar="X …", help_behav
 Writable = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help="The study's folder.")]
+Suites = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="SUITES",
+        help="What is measured beside accuracy, joined by commas: calibration, robustness, stochastic; with options in "
+        'brackets, such as "robustness(steps=20)".',
+        help_behavior_hint="",
+    ),
+]
 Data = Annotated[
     Path | None,
     tyro.conf.arg(

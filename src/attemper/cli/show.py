@@ -39,9 +39,13 @@ def command_line(words: Sequence[str]) -> str:
 def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -> None:
     """The final table of a study, its verdict, and where the page is."""
     from attemper.study import summary_table
+    from attemper.study.evaluations import evaluation_table
 
     where.print()
     where.print(summary_table(summary))
+    if found := evaluation_table(summary):
+        where.print()
+        where.print(found)
     say(where, "", summary["verdict"], *(f"note: {note}" for note in summary["notes"]))
     if report is not None:
         say(where, "", f"Report: {report}")

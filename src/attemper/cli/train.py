@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attemper.cli.options import Data, Json, Number, Text, Writable
+from attemper.cli.evaluate import show_evaluation
+from attemper.cli.options import Data, Json, Number, Suites, Text, Writable
 from attemper.cli.show import console, print_json, say
+from attemper.evaluation.suites import parse_suites
 from attemper.recipe import as_methods, render
 from attemper.training.spec import Budget, RunSpec
 
@@ -22,7 +24,8 @@ class Train:
     """Train one model with one recipe, and tell what it reached.
 
     The epoch is chosen on validation, and the test set is read once, at the end. With --folder the run can be stopped
-    and goes on where it was; its result is then written there as result.json.
+    and goes on where it was; its result is then written there as result.json, and the weights of the chosen epoch as
+    model.safetensors, which 'attemper evaluate' reads.
 
     Examples
       attemper train
@@ -40,9 +43,10 @@ class Train:
     """Of the split, the initial weights, the order of batches and every draw."""
     budget: Budget = field(default_factory=Budget)
     folder: Writable = None
-    """Where checkpoints and the result go; otherwise nothing is written."""
+    """Where checkpoints, the result and the weights go; otherwise nothing is written."""
     probe_every: Number = None
     """Look at attention every so many steps; what is seen goes into the result."""
+    evaluate: Suites = ""
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
@@ -56,7 +60,10 @@ class Train:
         where = console(json=self.json)
         task = open_task(self.task, self.data)
         recipe = render(as_methods(self.recipe))
-        spec = RunSpec(task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget)
+        suites = tuple(suite.text for suite in parse_suites(self.evaluate)) if self.evaluate else ()
+        spec = RunSpec(
+            task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
+        )
         check_run(spec, task)
         if self.folder is not None:
             with translated(self.folder):
@@ -97,5 +104,7 @@ class Train:
         if result["status"] == "diverged":
             say(where, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
         say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} images/s")
+        if "evaluation" in result:
+            show_evaluation(where, {"spec": result["spec"], **result["evaluation"]})
         if self.json:
             print_json(result)

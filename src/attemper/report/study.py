@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.report import figures, probes, tables
+from attemper.report import evaluation, figures, probes, tables
 from attemper.report.markup import data_block, escape
 from attemper.report.page import page
 from attemper.report.recipes import Entry, entries
@@ -30,6 +30,8 @@ def render(summary: Mapping[str, Any]) -> str:
         figures.curves(ranked, metric),
         probes.attention(ranked),
         figures.gap(ranked, metric),
+        evaluation.calibration(ranked),
+        evaluation.robustness(ranked),
         figures.cost(ranked, metric),
         figures.published(ranked, metric),
         figures.rates(ranked),

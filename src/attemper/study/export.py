@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from attemper.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
 from attemper.study.verdict import join
 
 __all__ = ["to_csv", "to_markdown"]
@@ -21,6 +22,8 @@ def to_csv(summary: Summary) -> str:
         *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "cost_ratio", "milliseconds"),
         *("peak_memory", "published", *(f"test_seed_{seed}" for seed in seeds)),
     ]
+    extra = figure_names(summary)
+    columns += [name.replace(",", "").replace(" ", "_").lower() for name in extra]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -36,6 +39,7 @@ def to_csv(summary: Summary) -> str:
                 *(cost.get(name) for name in ("ratio", "milliseconds", "peak_memory")),
                 published.get("value"),
                 *row["test"],
+                *(figure["mean"] for figure in figures_of(row, extra)),
             ]
         )
     return text.getvalue()
@@ -57,6 +61,13 @@ def to_markdown(summary: Summary) -> str:
         f"{100 * summary['confidence']:g} % interval; p is corrected by Holm's method. Configurations and epochs are "
         "chosen on validation.",
     ]
+    if found := evaluation_rows(summary):
+        header, *rows = ([_cell(text) for text in row] for row in found)
+        lines += ["", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+        rows = list(rows)
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        if any(cell.endswith(" *") for row in rows for cell in row):
+            lines += ["", f"\\{STAR}"]
     if summary["notes"]:
         lines += ["", *(f"- {_cell(note)}" for note in summary["notes"])]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 from attemper.calls import parse_call, render_call
 from attemper.errors import AttemperError, suggestion
+from attemper.evaluation.suites import parse_suites
 from attemper.recipe import as_methods, render
 from attemper.study.errors import PlanError
 from attemper.study.grids import expand
@@ -92,6 +93,8 @@ class Plan:
     title: str = ""
     """Empty: the task and the model."""
     published: tuple[Published, ...] = ()
+    evaluate: tuple[str, ...] = ()
+    """What every run measures at its end beside accuracy: suites of `attemper.evaluation`."""
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What was added or changed while reading, for people to read."""
 
@@ -106,7 +109,14 @@ class Plan:
     def spec(self, recipe: str, lr: float, seed: int, task: str | None = None) -> RunSpec:
         """One run of the plan. task: the name that the opened task gives itself, where it is known."""
         budget = dataclasses.replace(self.budget, lr=lr)
-        return RunSpec(task=task or self.task, model=self.model, recipe=recipe, seed=seed, budget=budget)
+        return RunSpec(
+            task=task or self.task,
+            model=self.model,
+            recipe=recipe,
+            seed=seed,
+            budget=budget,
+            evaluate=self.evaluate,
+        )
 
     def runs(self, task: str | None = None) -> list[RunSpec]:
         """Every run, once, seed by seed: a study that was stopped early has whole seeds to compare."""
@@ -129,6 +139,8 @@ class Plan:
         }
         if self.published:
             plan["published"] = [dataclasses.asdict(row) for row in self.published]
+        if self.evaluate:
+            plan["evaluate"] = list(self.evaluate)
         return plan
 
     @classmethod
@@ -151,6 +163,7 @@ class Plan:
             lr=lr,
             title=_text(given["title"], "title", "Digits, five seeds") if given.get("title") else "",
             published=_published(given.get("published"), entries),
+            evaluate=_evaluate(given.get("evaluate")),
             notes=notes,
         )
 
@@ -279,6 +292,18 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}
     allowed = " or ".join(dict.fromkeys(words.get(kind, "a word") for kind in kinds))
     raise PlanError(f"{name} is {value!r}; it must be {allowed}.", ("budget", name))
+
+
+def _evaluate(given: Any) -> tuple[str, ...]:
+    """Suites in their shortest form, in one order: equal evaluations must give equal keys."""
+    if given is None or given == []:
+        return ()
+    if not isinstance(given, str) and not (isinstance(given, list | tuple) and all(isinstance(s, str) for s in given)):
+        raise PlanError(f"evaluate is {given!r}; it must be suites such as [calibration, robustness].", ("evaluate",))
+    try:
+        return tuple(suite.text for suite in parse_suites(given))
+    except AttemperError as error:
+        raise PlanError(str(error), ("evaluate",)) from None
 
 
 def _published(given: Any, entries: tuple[Entry, ...]) -> tuple[Published, ...]:

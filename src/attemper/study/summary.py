@@ -6,7 +6,9 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
+from attemper.evaluation.figures import over_seeds
 from attemper.study.costs import read_costs
+from attemper.study.evaluations import compare_figures
 from attemper.study.plan import Entry, Plan
 from attemper.study.selection import Choice, choose, validation_of
 from attemper.study.statistics import CONFIDENCE, deviation, holm, mean, paired_difference, ranks
@@ -62,7 +64,8 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
     there = [run for run in runs if run is not None]
     values = [value for value in test if value is not None]
     recipe, lr = choice.chosen or (entry.recipe, None)
-    return {
+    evaluated = bool(study.plan.evaluate)
+    row = {
         "name": entry.name,
         "recipe": recipe,
         "lr": lr,
@@ -84,6 +87,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
     }
+    return {**row, "evaluation": over_seeds([run and run.get("evaluation") for run in runs])} if evaluated else row
 
 
 def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
@@ -93,6 +97,7 @@ def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
     adjusted = holm([None if difference is None else difference.p for difference in found])
     for row, difference, p in zip(others, found, adjusted, strict=True):
         row["difference"] = None if difference is None else {**asdict(difference), "adjusted": p}
+    compare_figures(rows, baseline)
     places = ranks({row["name"]: row["test"] for row in rows})
     for row in rows:
         place = places[row["name"]]

@@ -14,6 +14,7 @@ import torch
 import attemper
 from attemper.probes.recording import IMAGES, Recorder
 from attemper.tasks.base import Task
+from attemper.tasks.source import Source
 from attemper.training.checkpoint import DamagedError, load_checkpoint, make_ready, save_checkpoint, set_aside
 from attemper.training.data import RunData
 from attemper.training.evaluate import Metrics, evaluate, finite
@@ -23,6 +24,7 @@ from attemper.training.meter import Reading
 from attemper.training.randomness import borrowed, random_state, seed_everything, set_random_state
 from attemper.training.schedule import learning_rate
 from attemper.training.spec import FORMAT, RunSpec
+from attemper.training.weights import save_weights
 
 __all__ = ["Progress", "choose_device", "run"]
 
@@ -49,8 +51,9 @@ def run(
     The epoch is chosen on validation, the earliest of the best. The test set is opened once, after training has ended,
     for the weights of that epoch. A training that diverges is a result, not an error.
 
-    folder: where checkpoints go; a run that finds its own there goes on from it, and on a CPU ends with the same bits
-        as one that was never interrupted. Whoever stores the result may delete the folder.
+    folder: where checkpoints go, and in the end the chosen weights; a run that finds its own checkpoint there goes on
+        from it, and on a CPU ends with the same bits as one that was never interrupted. Whoever stores the result may
+        delete the folder.
     progress: called with an event at the end of every epoch, and a few times a second between.
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
@@ -240,8 +243,8 @@ class Run:
         chosen = next((entry for entry in story.curve if entry["epoch"] == story.chosen), None)
         validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
         train = evaluate(learner, task, data.measured_train())
-        test = evaluate(learner, task, task.test().to(self.device))
-        return {
+        test, evaluation = self.examine(task.test().to(self.device), train)
+        result = {
             "format": FORMAT,
             "key": self.key,
             "spec": self.spec.to_dict(),
@@ -260,6 +263,22 @@ class Run:
             "timing": self.timing(),
             "versions": versions(self.device),
         }
+        if self.folder is not None:
+            save_weights(self.folder, self.best, self.spec, task.fingerprint)
+        return result if evaluation is None else {**result, "evaluation": evaluation}
+
+    def examine(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
+        """Metrics on the test set and, if the run asks for it, an evaluation from the same reading of it."""
+        if not self.spec.evaluate:
+            return evaluate(self.learner, self.task, source), None
+        from attemper.evaluation.runs import examine
+
+        return examine(self.learner, self.task, source, self.spec, train, self.still_here)
+
+    def still_here(self) -> None:
+        """Report, if it is time, that the run is under way after its last epoch: whoever listens may stop it."""
+        if time.perf_counter() - self.last_report > REPORT_EVERY:
+            self.report(self.story.epoch, self.data.batches_per_epoch, float("nan"))
 
     def timing(self) -> dict[str, Any]:
         images = self.story.epoch * self.data.images_per_epoch

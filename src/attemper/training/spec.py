@@ -113,13 +113,18 @@ class RunSpec:
     seed: int
     """Of the split, the initial weights, the batch order and every random draw."""
     budget: Budget
+    evaluate: tuple[str, ...] = ()
+    """What is measured at the end beside accuracy and loss, such as 'calibration': suites of `attemper.evaluation`."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        whole = dataclasses.asdict(self)
+        suites = whole.pop("evaluate")  # only where there are any: runs without keep the keys that they always had
+        return {**whole, "evaluate": list(suites)} if suites else whole
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> RunSpec:
-        return cls(**{**given, "budget": Budget.from_dict(given["budget"])})
+        suites = tuple(given.get("evaluate", ()))
+        return cls(**{**given, "budget": Budget.from_dict(given["budget"]), "evaluate": suites})
 
     def key(self, fingerprint: str) -> str:
         """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included."""
