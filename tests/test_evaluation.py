@@ -223,7 +223,7 @@ def test_a_run_is_evaluated_in_its_own_precision_and_with_its_averaged_weights()
 
 
 def test_a_run_can_be_stopped_while_it_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["attemper.training.run"], "REPORT_EVERY", 0.0)
+    monkeypatch.setattr(sys.modules["attemper.training.loop"], "REPORT_EVERY", 0.0)
     events: list[dict[str, Any]] = []
     spec = dataclasses.replace(SPEC, evaluate=("robustness(epsilon=[], occlusion=[], corruptions=['fog'])",))
     run(spec, counted_task([]), device="cpu", progress=events.append)

@@ -54,7 +54,7 @@ def test_steps_are_those_of_the_optimiser(digits):
 
 
 def test_a_run_that_was_interrupted_has_every_look_once(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("attemper.training.run"), "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(importlib.import_module("attemper.training.loop"), "CHECKPOINT_EVERY", 0.0)
     whole = run(spec(), digits, probe_every=2)
 
     class StoppedError(Exception):
