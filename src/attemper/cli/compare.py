@@ -97,6 +97,8 @@ class Compare:
         whole = {**given, **said, "budget": {**given.get("budget", {}), **budget}}
         if self.plan is None and (said or budget):
             whole.pop("title", None)
+        if self.lr:
+            whole["budget"].pop("lr", None)
         if self.recipes:  # published figures belong to rows of the plan's own
             whole.pop("published", None)
         return Plan.from_dict(whole)

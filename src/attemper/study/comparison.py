@@ -24,7 +24,8 @@ DEFAULT_PLAN: Mapping[str, Any] = {
     "task": "digits",
     "model": "vit-digits",
     "seeds": 5,
-    "budget": {"epochs": 15, "batch_size": 64, "lr": 3e-3, "warmup_epochs": 2.0},
+    "budget": {"epochs": 15, "batch_size": 64, "warmup_epochs": 2.0},
+    "lr": [3e-3],
     "recipes": [
         "none",
         "dropkey(0.1, schedule=decreasing)",
