@@ -26,7 +26,7 @@ from attemper.report import render
 from attemper.study import DEFAULT_PLAN, Plan, PlanError, Study, summarise, to_csv, to_markdown
 from attemper.study.evaluations import evaluation_table
 from attemper.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
-from attemper.training import Budget, RunSpec, run
+from attemper.training import Budget, RunSpec, check_run, run
 from attemper.training.weights import WEIGHTS, load_weights, save_weights
 from study_fakes import FakeEngine, make_plan, make_result
 
@@ -181,6 +181,11 @@ def test_runs_without_an_evaluation_keep_their_keys() -> None:
         assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     # Made with the version before there were evaluations: results of that time must be found again.
     assert SPEC.key("data") == "b5e5d67cdebfb628c3cd"
+
+
+def test_a_suite_that_cannot_be_is_found_before_training() -> None:
+    with pytest.raises(ParameterError, match="no suite 'robust'"):
+        check_run(dataclasses.replace(SPEC, evaluate=("robust",)), open_task("digits"))
 
 
 def counted_task(reads: list[int]) -> ImageTask:
