@@ -1,4 +1,4 @@
-"""A digits model that was trained for a moment, an evaluation that was made up: what tests of evaluations start from."""
+"""A digits model that was trained for a moment, and an evaluation that was made up, for tests of evaluations."""
 
 from __future__ import annotations
 
