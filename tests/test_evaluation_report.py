@@ -12,8 +12,8 @@ from attemper.evaluation.figures import over_seeds
 from attemper.report import render
 from attemper.report.reliability import reliability
 from browser import browsing, chromium
+from evaluated import made_up
 from summaries import summary
-from test_evaluation import made_up
 from test_report import EVIL, whole
 
 

@@ -90,20 +90,23 @@ def figure_text(figure: dict[str, Any]) -> str:
 
 
 def evaluation_table(summary: dict[str, Any]) -> Table | None:
-    """The table for a terminal, means alone; None where nothing was evaluated. One recipe stands upright."""
+    """The table for a terminal, means alone; None where nothing was evaluated.
+
+    Whichever are fewer, recipes or figures, are its columns: it has to fit into 80 characters.
+    """
     names = figure_names(summary)
     if not names:
         return None
     rows = evaluation_rows(summary)
     cells = [[cell.partition(" ±")[0] + (" *" if cell.endswith(" *") else "") for cell in row] for row in rows]
-    if len(cells) == 2:
+    if len(cells) <= len(cells[0]):
         cells = [list(pair) for pair in zip(*cells, strict=True)]
     starred = any(cell.endswith(" *") for row in cells for cell in row)
     table = Table(
         box=None, pad_edge=False, header_style="bold", caption=STAR if starred else None, caption_justify="left"
     )
     for index, title in enumerate(cells[0]):
-        table.add_column(title, justify="right" if index else "left", min_width=5, no_wrap=not index)
+        table.add_column(title, justify="right" if index else "left", min_width=5, no_wrap=not index, overflow="fold")
     for row in cells[1:]:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from attemper.errors import AttemperError, ParameterError
+from attemper.evaluation.suites import parse_suites
 from attemper.tasks.augment import parse_augmentation
 from attemper.tasks.base import Task
 from attemper.training.learner import Learner
@@ -20,6 +21,8 @@ def check_run(spec: RunSpec, task: Task) -> None:
     One step is made on two inputs of noise, on the CPU: a recipe that does not fit raises there at the latest.
     """
     parse_augmentation(spec.budget.augment)
+    if spec.evaluate:
+        parse_suites(spec.evaluate)
     task.split(spec.seed, spec.budget.validation)
     with borrowed():
         learner = Learner(spec, task.shape, torch.device("cpu"))
