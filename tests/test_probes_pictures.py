@@ -234,6 +234,27 @@ def test_diagnose_prints_a_table_and_writes_pictures_and_a_page(photos, tmp_path
         assert told in page
 
 
+def test_another_run_is_drawn_beside_the_first(photos, tmp_path):
+    for name in ("one", "two"):
+        torch.save(build_model(SMALL, SHAPE).state_dict(), tmp_path / f"{name}.pt")
+    words = [
+        "diagnose",
+        SMALL,
+        "--images",
+        str(photos),
+        "--checkpoint",
+        str(tmp_path / "one.pt"),
+        "--probes",
+        "entropy",
+    ]
+    assert main([*words, "--out", str(tmp_path / "alone")]) == 0
+    assert main([*words, "--beside", str(tmp_path / "two.pt"), "--out", str(tmp_path / "both")]) == 0
+    alone, both = (Image.open(tmp_path / folder / "rollout-0.png") for folder in ("alone", "both"))
+    assert both.width > 2 * alone.width
+    left, right = (luminance(both)[60:300, x : x + 300] for x in (26, 26 + 336))
+    assert not np.array_equal(left, right)
+
+
 def test_diagnose_as_json_is_json_alone(photos, tmp_path, capsys):
     words = ["diagnose", SMALL, "--images", str(photos), "--out", str(tmp_path / "out"), "--json", "--recipe", "cb"]
     assert main(words) == 0
