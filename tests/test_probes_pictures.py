@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from attemper.cli import main
 from attemper.errors import NoSiteError, ParameterError
 from attemper.models import build_model
 from attemper.probes import Table, query_looks, rollout
-from attemper.probes.drawing import beside, colours, curves, heat_map, looks_sheet, overlay
+from attemper.probes.drawing import _apart, beside, colours, curves, heat_map, looks_sheet, overlay
 from attemper.probes.images import read_images
 from attemper.probes.page import make_page
 from attemper.probes.table import HeadRow, TokenRow
@@ -117,6 +118,14 @@ def test_drawings_hold_what_they_are_given(model):
         assert len(np.unique(luminance(picture))) > 2
     with_values, empty = np.asarray(grid), np.asarray(heat_map([[None]], title="Heat", rows=["0"]))
     assert len(np.unique(with_values.reshape(-1, 3), axis=0)) > len(np.unique(empty.reshape(-1, 3), axis=0))
+
+
+def test_names_of_lines_that_end_together_stand_apart_and_inside():
+    placed = _apart({"a": 99.0, "b": 99.5, "c": 100.0, "d": 20.0}, 16, 100)
+    levels = sorted(placed.values())
+    assert all(b - a >= 16 for a, b in itertools.pairwise(levels))
+    assert levels[-1] <= 100
+    assert placed["d"] == 20
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -223,6 +232,27 @@ def test_diagnose_prints_a_table_and_writes_pictures_and_a_page(photos, tmp_path
     page = (out / "index.html").read_text()
     for told in ("Flags", "logit blow-up", "Where attention looks", "Image 1: attention rollout", "broken.png"):
         assert told in page
+
+
+def test_another_run_is_drawn_beside_the_first(photos, tmp_path):
+    for name in ("one", "two"):
+        torch.save(build_model(SMALL, SHAPE).state_dict(), tmp_path / f"{name}.pt")
+    words = [
+        "diagnose",
+        SMALL,
+        "--images",
+        str(photos),
+        "--checkpoint",
+        str(tmp_path / "one.pt"),
+        "--probes",
+        "entropy",
+    ]
+    assert main([*words, "--out", str(tmp_path / "alone")]) == 0
+    assert main([*words, "--beside", str(tmp_path / "two.pt"), "--out", str(tmp_path / "both")]) == 0
+    alone, both = (Image.open(tmp_path / folder / "rollout-0.png") for folder in ("alone", "both"))
+    assert both.width > 2 * alone.width
+    left, right = (luminance(both)[60:300, x : x + 300] for x in (26, 26 + 336))
+    assert not np.array_equal(left, right)
 
 
 def test_diagnose_as_json_is_json_alone(photos, tmp_path, capsys):

@@ -163,7 +163,9 @@ def test_every_arm_of_every_experiment_can_be_built_and_tempered(name):
         attemper.apply(model, arm.recipe)
 
 
-@pytest.mark.parametrize(("name", "measure"), [("skips", "κ behind the last block"), ("entropy-cb", "entropy in the")])
+@pytest.mark.parametrize(
+    ("name", "measure"), [("skips", "κ, behind the last block"), ("entropy-cb", "entropy, last block")]
+)
 def test_an_experiment_trains_its_arms_and_writes_what_it_found(name, measure, tmp_path, capsys):
     words = ["experiment", name, "--task", "digits(train=300, test=100)", "--vit", MODEL, "--epochs", "1"]
     words += ["--mixer", "convmixer(width=8, depth=2, kernel=3)", "--seeds", "1", "--out", str(tmp_path)]
@@ -171,9 +173,22 @@ def test_an_experiment_trains_its_arms_and_writes_what_it_found(name, measure, t
     assert measure in capsys.readouterr().out
     found = json.loads((tmp_path / f"{name}.json").read_text())
     assert [arm["name"] for arm in found["arms"]] == [arm.name for arm in experiments.EXPERIMENTS[name].arms]
-    assert all(len(arm["median"]) == 2 and 0 <= arm["mean"] <= 1 for arm in found["arms"])
+    places = 2 if name == "entropy-cb" else 3
+    assert all(len(arm["median"]) == places and 0 <= arm["mean"] <= 1 for arm in found["arms"])
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
     assert (tmp_path / f"{name}.md").read_text().count("\n") == len(found["arms"]) + 2
+
+
+def test_graying_is_seen_in_what_goes_into_the_first_block():
+    import attemper
+    from attemper.models import build_model
+    from attemper.tasks.base import InputShape
+
+    torch.manual_seed(0)
+    model, x = build_model("vit-digits(depth=1)", InputShape(1, 8, 8, 10)), torch.randn(4, 1, 8, 8)
+    before = experiments._conditions(model, x)[0]
+    attemper.apply(model, "graying(kind=svd, where=tokens, eps=0.5)")
+    assert experiments._conditions(model, x)[0] == pytest.approx(before**0.5, rel=0.05)
 
 
 def test_experiments_are_listed_and_wrong_names_are_refused(capsys):
@@ -182,3 +197,10 @@ def test_experiments_are_listed_and_wrong_names_are_refused(capsys):
     assert all(name in listed for name in experiments.EXPERIMENTS)
     assert main(["experiment", "skipss"]) == 2
     assert "Did you mean 'skips'?" in capsys.readouterr().err
+
+
+def test_one_run_can_be_probed_from_the_command_line(capsys):
+    words = ["train", "--task", "digits(train=300, test=100)", "--model", MODEL, "--epochs", "1", "--json"]
+    assert main([*words, "--batch-size", "64", "--probe-every", "2"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [at["step"] for at in result["probes"]] == [2, 2]

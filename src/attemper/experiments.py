@@ -22,6 +22,7 @@ from attemper.models import build_model
 from attemper.probes.diagnosis import find_attention, head_rows
 from attemper.probes.tokens import conditioning_after
 from attemper.probes.watching import in_eval
+from attemper.sites import find_sites
 from attemper.tasks.base import Task
 from attemper.training import RunSpec, run
 from attemper.training.checkpoint import load_checkpoint
@@ -49,7 +50,7 @@ class Experiment:
 
     title: str
     measure: str
-    """entropy: normalised attention entropy of every block; condition: κ of the tokens behind every block."""
+    """entropy: normalised attention entropy of every block; condition: κ of the tokens before and behind the blocks."""
     expected: str
     arms: tuple[Arm, ...]
 
@@ -83,11 +84,11 @@ EXPERIMENTS = {
     "graying": Experiment(
         "Condition number and accuracy over ε of token graying",
         "condition",
-        "A smaller ε makes tokens better conditioned; accuracy gains while the image survives it.",
+        "A smaller ε makes the tokens that go in better conditioned; accuracy gains while the image survives it.",
         (
             Arm("none"),
-            *(Arm(f"svd, ε = {eps}", f"graying(kind=svd, eps={eps})") for eps in (0.9, 0.7, 0.5)),
-            *(Arm(f"dct, ε = {eps}", f"graying(kind=dct, eps={eps})") for eps in (0.95, 0.9, 0.8)),
+            *(Arm(f"svd, ε = {eps}", f"graying(kind=svd, where=tokens, eps={eps})") for eps in (0.9, 0.7, 0.5)),
+            *(Arm(f"dct, ε = {eps}", f"graying(kind=dct, where=tokens, eps={eps})") for eps in (0.95, 0.9, 0.8)),
         ),
     ),
 }
@@ -187,9 +188,15 @@ def _entropies(model: nn.Module, inputs: torch.Tensor) -> list[float]:
 
 
 def _conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:
-    """κ of the tokens behind every block, the median over images."""
+    """κ of the tokens that the first block computes with, then behind every block; medians over images."""
     names = [name for name, _ in model.named_modules() if name.startswith("blocks.") and name.count(".") == 1]
-    return [found.condition for found in conditioning_after(model, inputs, names).values()]
+    found = conditioning_after(model, inputs, [*([] if find_sites(model).attentions else ["patches"]), *names])
+    behind = [each.condition for each in found.values()]
+    if "patches" in found:
+        return behind
+    # Graying acts at the entry of the first block, which is seen from inside of it.
+    tokens = attemper.diagnose(model, inputs, ["conditioning"]).tokens
+    return [next(row.condition for row in tokens if row.place == "input"), *behind]
 
 
 def _summary(arm: Arm, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Diagnose:
     Examples
       attemper diagnose timm:vit_small_patch16_224 --images photos --checkpoint vit.safetensors
       attemper diagnose vit-cifar --images photos --recipe cb --checkpoint runs/one/checkpoint.pt
-      attemper diagnose vit-tiny --images photos --query 3,4 --out diagnosis
+      attemper diagnose vit-tiny --images photos --query 3,4 --checkpoint plain.pt --beside dropkey.pt
     """
 
     model: Model
@@ -52,6 +52,8 @@ class Diagnose:
     """Applied to the model before it is looked at; cb, graying and skipless act in eval mode."""
     checkpoint: Writable = None
     """Weights, as .safetensors or as a state dict that torch saved."""
+    beside: Writable = None
+    """Weights of another run of the same model: its pictures are drawn beside the first one's."""
     out: Path = Path("diagnosis")
     """Where files are written."""
     probes: tuple[str, ...] = ("entropy", "distance", "logits", "conditioning")
@@ -82,11 +84,14 @@ class Diagnose:
         self._check()
         size = self.size or published_size(self.model) or DEFAULT_SIZE
         images = read_images(self.images, size, self.most)
-        model = self._model(size).to(device)
+        model = self._model(size, self.checkpoint).to(device)
+        models = {_label(self.checkpoint): model}
+        if self.beside is not None:
+            models[_label(self.beside)] = self._model(size, self.beside).to(device)
         inputs = to_input(images.pixels, self.model, self.channels).to(device)
         table = attemper.diagnose(model, inputs, self.probes)
         notes = [images.warning] if images.warning else []
-        shown, drawn = self._pictures(model, images, inputs, query)
+        shown, drawn = self._pictures(models, images, inputs, query)
         notes += shown
         written = write_all(self.out, table, drawn, self._about(images, words, notes), self.model)
         say(where, str(table), *(f"note: {note}" for note in notes), "", f"Written: {written}")
@@ -102,35 +107,38 @@ class Diagnose:
         if self.channels not in (1, 3):
             raise ParameterError(f"--channels is {self.channels}; it must be 1 or 3.")
 
-    def _model(self, size: int) -> nn.Module:
+    def _model(self, size: int, checkpoint: Path | None) -> nn.Module:
         import attemper
         from attemper.models import build_model
         from attemper.probes.weights import classes_in, load_weights, read_weights
         from attemper.tasks.base import InputShape
 
-        weights = None if self.checkpoint is None else read_weights(self.checkpoint)
+        weights = None if checkpoint is None else read_weights(checkpoint)
         classes = self.classes or (classes_in(weights) if weights else None) or DEFAULT_CLASSES
         model = build_model(self.model, InputShape(self.channels, size, size, classes))
         attemper.apply(model, self.recipe)
-        if weights is not None and self.checkpoint is not None:
-            load_weights(model, weights, self.checkpoint)
+        if weights is not None and checkpoint is not None:
+            load_weights(model, weights, checkpoint)
         return model
 
     def _pictures(
-        self, model: nn.Module, images: Images, inputs: Tensor, query: Query
+        self, models: Mapping[str, nn.Module], images: Images, inputs: Tensor, query: Query
     ) -> tuple[list[str], dict[str, Image]]:
         """Notes, and pictures by file name."""
-        from attemper.probes.drawing import looks_sheet, overlay
+        from attemper.probes.drawing import beside, looks_sheet, overlay
         from attemper.probes.pictures import query_looks, rollout
 
         drawn: dict[str, Image] = {}
         name = "the class token" if query is None else f"patch {query[0]}, {query[1]}"
         try:
             for at in range(min(self.pictures, len(images.names))):
-                looks = query_looks(model, inputs[at : at + 1], query)
-                title = f"Where {name} looks: {images.names[at]}"
-                drawn[f"looks-{at}"] = looks_sheet(images.pixels[at], looks, title=title)
-                drawn[f"rollout-{at}"] = overlay(images.pixels[at], rollout(model, inputs[at : at + 1], query), 320)
+                pixels, x, title = images.pixels[at], inputs[at : at + 1], f"Where {name} looks: {images.names[at]}"
+                sheets = {
+                    label: looks_sheet(pixels, query_looks(m, x, query), title=title) for label, m in models.items()
+                }
+                rolled = {label: overlay(pixels, rollout(m, x, query), 320) for label, m in models.items()}
+                for kind, pictures in (("looks", sheets), ("rollout", rolled)):
+                    drawn[f"{kind}-{at}"] = beside(pictures) if len(models) > 1 else next(iter(pictures.values()))
         except NoSiteError as error:  # windows, or no class token: the table is there all the same
             return [f"no pictures: {error}"], drawn
         return [], drawn
@@ -138,8 +146,13 @@ class Diagnose:
     def _about(self, images: Images, words: Sequence[str], notes: Sequence[str]) -> list[str]:
         weights = "random weights" if self.checkpoint is None else f"weights of {self.checkpoint.name}"
         count = len(images.names)
-        lines = [f"{self.recipe}; {weights}; {count} {'image' if count == 1 else 'images'}.", *notes]
+        lines = [f"Recipe {self.recipe}; {weights}; {count} {'image' if count == 1 else 'images'}.", *notes]
         return [*lines, command_line(words)] if words else lines
+
+
+def _label(checkpoint: Path | None) -> str:
+    """What a run is called in pictures: its file, and the folder that it lies in."""
+    return "random weights" if checkpoint is None else "/".join(checkpoint.parts[-2:])
 
 
 def read_query(text: str) -> Query:

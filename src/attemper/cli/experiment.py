@@ -84,13 +84,15 @@ class Experiment:
 
 def markdown(found: dict[str, Any]) -> str:
     """A table with one row per arm."""
-    measure = "κ behind the last block" if found["measure"] == "condition" else "entropy in the last block"
-    lines = [f"| arm | test accuracy, % | {measure} | diverged |", "|---|---|---|---|"]
+    measure = ("κ", "going in", "behind the last block")
+    if found["measure"] == "entropy":
+        measure = ("entropy", "first block", "last block")
+    what, first, last = measure
+    lines = [f"| arm | test accuracy, % | {what}, {first} | {what}, {last} | diverged |", "|---|---|---|---|---|"]
     for arm in found["arms"]:
         spread = "" if arm["deviation"] is None else f" ± {100 * arm['deviation']:.2f}"
-        last = arm["median"][-1]
-        told = f"{last:.3g}" if last is not None else "–"
-        lines.append(f"| {arm['name']} | {100 * arm['mean']:.2f}{spread} | {told} | {arm['diverged']} |")
+        ends = " | ".join("–" if value is None else f"{value:.3g}" for value in (arm["median"][0], arm["median"][-1]))
+        lines.append(f"| {arm['name']} | {100 * arm['mean']:.2f}{spread} | {ends} | {arm['diverged']} |")
     return "\n".join(lines)
 
 
@@ -103,7 +105,8 @@ def write(found: dict[str, Any], out: Path) -> Path:
     chart = curves(
         {arm["name"]: arm["median"] for arm in found["arms"]},
         title=f"{'Condition number of tokens' if condition else 'Attention entropy'} after training, {found['task']}",
-        y="κ behind the block" if condition else "share of its maximum",
+        y="κ, before the first block and behind every block" if condition else "share of its maximum",
+        x="blocks passed" if condition else "block",
         log=condition,
     )
     with translated(out):

@@ -68,12 +68,6 @@ class Seen:
         """Whether something was added to the logits, or may have been."""
         return self.logits is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
-    def first(self) -> Seen:
-        """The call of the first sample alone, or of the first window."""
-        parts = (None if t is None else t[:1] for t in (self.q, self.k, self.mask, self.logits))
-        q, k, mask, logits = parts
-        return Seen(q, k, mask, self.is_causal, self.scale, logits)
-
     def rows(self) -> Iterator[tuple[int, Tensor]]:
         """The logits, masks and bias included, some queries at a time: (first query, (B, H, n, Nk))."""
         batch, heads, queries, keys = self.shape

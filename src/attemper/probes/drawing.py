@@ -104,44 +104,51 @@ def curves(
     y: str,
     x: str = "block",
     log: bool = False,
-    places: Sequence[float] | None = None,
 ) -> Image:
-    """Lines over blocks, each with its name. places: where the values lie along x; otherwise 0, 1, 2, …"""
-    longest = max((len(values) for values in lines.values()), default=0)
-    where = list(range(longest)) if places is None else list(places)
+    """Lines over blocks, each with its name."""
+    where = list(range(max((len(values) for values in lines.values()), default=0)))
     up = make_scale([value for values in lines.values() for value in values], log=log)
     across = make_scale(where, count=8, margin=0.02)
     left, top, wide, tall = 72, 66, 520, 260
     names = max((round(_font(13).getlength(name)) for name in lines), default=0)
-    image, draw = _canvas(left + wide + names + 60, top + tall + 56)
+    image, draw = _canvas(left + wide + names + 50, top + tall + 56)
     _text(draw, (14, 12), title, INK, 17)
     _text(draw, (14, 40), y, SOFT)
     for tick in up.ticks:
         level = top + tall - up.at(tick) * tall
         draw.line((left, level, left + wide, level), FAINT)
         _text(draw, (left - 8, level), up.label(tick), SOFT, anchor="rm")
-    for tick in across.ticks if places is not None else where[:: max(1, math.ceil(longest / 16))]:
+    for tick in where[:: max(1, math.ceil(len(where) / 16))]:
         _text(draw, (left + across.at(tick) * wide, top + tall + 6), number(tick), SOFT, anchor="mt")
     _text(draw, (left + wide / 2, top + tall + 28), x, SOFT, anchor="mt")
-    ends: list[float] = []
+    ends: dict[str, float] = {}
     for at, (name, values) in enumerate(lines.items()):
-        colour = SERIES[at % len(SERIES)]
         points = [
             (left + across.at(where[i]) * wide, top + tall - up.at(v) * tall)
             for i, v in enumerate(values)
             if v is not None and math.isfinite(v)
         ]
-        if not points:
-            continue
-        draw.line(points, colour, 2)
         for px, py in points:
-            draw.ellipse((px - 3, py - 3, px + 3, py + 3), colour)
-        level = points[-1][1]
-        while any(abs(level - other) < 15 for other in ends):  # names that would lie on one another move down
-            level += 3
-        ends.append(level)
-        _text(draw, (left + wide + 12, level), name, colour, anchor="lm")
+            draw.ellipse((px - 3, py - 3, px + 3, py + 3), SERIES[at % len(SERIES)])
+        if points:
+            draw.line(points, SERIES[at % len(SERIES)], 2)
+            ends[name] = points[-1][1]
+    order = list(lines)
+    for name, level in _apart(ends, 16, top + tall).items():
+        _text(draw, (left + wide + 12, level), name, SERIES[order.index(name) % len(SERIES)], anchor="lm")
     return image
+
+
+def _apart(levels: Mapping[str, float], gap: float, bottom: float) -> dict[str, float]:
+    """Places for names near these levels, so far apart that they can be read, and none below the bottom."""
+    placed: dict[str, float] = {}
+    level = -math.inf
+    for name in sorted(levels, key=lambda name: levels[name]):
+        level = placed[name] = max(levels[name], level + gap)
+    for name in reversed(placed):
+        placed[name] = bottom = min(placed[name], bottom)
+        bottom -= gap
+    return placed
 
 
 # ------------------------------------------------------------------------------------------------------ over an image

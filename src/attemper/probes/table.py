@@ -156,7 +156,7 @@ def figure(value: float | None) -> str:
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns under their titles: words to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens", "parameter", "term")}
+    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens")}
 
     def line(row: Sequence[str]) -> str:
         cells = (c.ljust(w) if at in words else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
