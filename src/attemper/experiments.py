@@ -26,7 +26,6 @@ from attemper.sites import find_sites
 from attemper.tasks.base import Task
 from attemper.training import RunSpec, run
 from attemper.training.checkpoint import load_checkpoint
-from attemper.training.evaluate import finite
 from attemper.training.spec import Budget
 
 __all__ = ["EXPERIMENTS", "Arm", "Experiment", "find_experiment", "run_experiment"]
@@ -211,6 +210,11 @@ def _summary(arm: Arm, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean": statistics.fmean(test),
         "deviation": statistics.stdev(test) if len(test) > 1 else None,
         "diverged": sum(run["status"] == "diverged" for run in runs),
-        "blocks": [[finite(value) for value in values] for values in blocks],
-        "median": [finite(statistics.median(values)) for values in blocks],
+        "blocks": [[_known(value) for value in values] for values in blocks],
+        "median": [_known(statistics.median(values)) for values in blocks],
     }
+
+
+def _known(value: float) -> float | None:
+    """The value; None where it is no number, or a κ that float64 cannot tell from infinity."""
+    return value if value < 1 / torch.finfo(torch.float64).eps else None
