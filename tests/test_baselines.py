@@ -25,7 +25,7 @@ P = 0.4
 @pytest.fixture
 def one_seed(monkeypatch):
     """Every draw in a model starts from SEED, so that its masks can be written down."""
-    for module in ("actions", "seam", "ops.sdpa", "ops.reference"):
+    for module in ("actions", "seam", "ops.perturbation"):
         monkeypatch.setattr(f"attemper.{module}.draw_seed", lambda device: torch.tensor(SEED))
 
 
