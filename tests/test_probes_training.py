@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pickle
@@ -76,6 +77,16 @@ def test_a_model_that_learns_from_wrong_numbers_is_refused(digits):
         run(spec(), digits, probe_every=0)
     with pytest.raises(NoSiteError, match="no attention that is recognised"):
         Recorder(nn.Linear(2, 2), torch.randn(3, 2), 1)
+
+
+def test_a_study_that_cannot_be_probed_is_refused_before_it_trains(digits):
+    mixer = dataclasses.replace(spec(), model="convmixer(width=8, depth=2, kernel=3)")
+    Training().check(mixer, digits)
+    random = torch.get_rng_state()
+    with pytest.raises(NoSiteError, match="ConvMixer has no attention that is recognised"):
+        Training(probe_every=5).check(mixer, digits)
+    assert torch.equal(torch.get_rng_state(), random)
+    Training(probe_every=5).check(spec(), digits)
 
 
 def test_growing_logits_are_recorded_as_they_grow():

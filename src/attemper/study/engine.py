@@ -60,6 +60,18 @@ class Training:
         from attemper.training import check_run
 
         check_run(spec, task)
+        if self.probe_every is not None:
+            self._check_attention(spec, task)
+
+    def _check_attention(self, spec: RunSpec, task: Any) -> None:
+        """Refuse to probe a network that has none, before anything is trained."""
+        import torch
+
+        from attemper.models import build_model
+        from attemper.probes.diagnosis import find_attention
+
+        with torch.random.fork_rng():
+            find_attention(build_model(spec.model, task.shape))
 
     def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
         from attemper.training import run
