@@ -100,6 +100,15 @@ def test_a_wrong_option_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) ->
     assert "--recipes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("sklearn", "study")])
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("attemper.tasks.verify", lambda *_: (_ for _ in ()).throw(ModuleNotFoundError(name=package)))
+    assert main(["data", "verify", "digits"]) == 2
+    assert f"this needs '{package}', which is not installed: pip install 'attemper[{extra}]'" in capsys.readouterr().err
+
+
 # -------------------------------------------------------------------------------------------------------- the main job
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:

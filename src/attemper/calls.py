@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
-from attemper.errors import ParameterError
+from attemper.errors import ParameterError, suggestion
 
-__all__ = ["parse_call", "render_call"]
+__all__ = ["check_options", "parse_call", "render_call"]
 
 CALL = re.compile(r"\s*(?P<name>[^()\s][^()]*?)\s*(?:\((?P<arguments>.*)\))?\s*", re.DOTALL)
 
@@ -50,6 +52,29 @@ def render_call(name: str, options: dict[str, Any]) -> str:
     if not options:
         return name
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in sorted(options.items()))})"
+
+
+def check_options(
+    text: str, function: Callable[..., Any], options: dict[str, Any], given: tuple[str, ...] = ()
+) -> None:
+    """Raise unless a function takes these options: counts, words and flags, by its annotations.
+
+    text: the whole call, for the message. given: parameters that are not options, since the caller fills them.
+    """
+    parameters = {name: each for name, each in inspect.signature(function).parameters.items() if name not in given}
+    for option, value in options.items():
+        if option not in parameters:
+            raise ParameterError(
+                f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
+                f"Options: {', '.join(parameters)}."
+            )
+        kind = str(parameters[option].annotation)
+        if "int" in kind and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
+        if kind == "bool" and not isinstance(value, bool):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be true or false.")
+        if "str" in kind and not isinstance(value, str):
+            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a word.")
 
 
 def _value(node: ast.expr) -> Any:

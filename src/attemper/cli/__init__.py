@@ -37,7 +37,8 @@ def main(words: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return 2
     except ModuleNotFoundError as error:
-        _complain(f"this needs '{error.name}', which is not installed: pip install 'attemper[study]'")
+        extra = error.name if error.name in ("timm", "torchvision", "transformers") else "study"
+        _complain(f"this needs '{error.name}', which is not installed: pip install 'attemper[{extra}]'")
         return 2
     except BrokenPipeError:  # whoever read our output has enough of it
         sys.stderr.close()

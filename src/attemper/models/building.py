@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
-from attemper.calls import parse_call
+from attemper.calls import check_options, parse_call
 from attemper.errors import ParameterError, suggestion
 from attemper.models.convmixer import convmixer
 from attemper.models.libraries import from_timm, from_transformers
@@ -73,20 +71,5 @@ def build_model(text: str, shape: InputShape) -> nn.Module:
         known = list_models()
         raise ParameterError(f"There is no model '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")
     builder = OWN[name][0]
-    _check_options(text, builder, options)
+    check_options(text, builder, options, given=("shape",))
     return builder(shape, **options)
-
-
-def _check_options(text: str, builder: Callable[..., Any], options: dict[str, Any]) -> None:
-    parameters = {key: each for key, each in inspect.signature(builder).parameters.items() if key != "shape"}
-    for option, value in options.items():
-        if option not in parameters:
-            raise ParameterError(
-                f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
-                f"Options: {', '.join(parameters)}."
-            )
-        kind = str(parameters[option].annotation)
-        if kind.startswith("int") and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
-        if kind == "bool" and not isinstance(value, bool):
-            raise ParameterError(f"'{text}': {option} is {value!r}; it must be true or false.")

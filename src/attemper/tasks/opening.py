@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from attemper.calls import parse_call, render_call
+from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 from attemper.tasks import cifar
 from attemper.tasks.base import ImageTask, Task
@@ -56,7 +53,7 @@ def open_task(text: str, root: Path | None = None) -> Task:
     """
     name, options = parse_call(text)
     opener = _opener(name, render_call(name, options), data_root(root))
-    _check_options(text, opener, options)
+    check_options(text, opener, options)
     return opener(**options)
 
 
@@ -71,21 +68,6 @@ def _opener(name: str, label: str, root: Path) -> functools.partial[ImageTask]:
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
     raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
-
-
-def _check_options(text: str, opener: Callable[..., Any], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(opener).parameters
-    for option, value in options.items():
-        if option not in parameters:
-            raise ParameterError(
-                f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
-                f"Options: {', '.join(parameters)}."
-            )
-        counts = "int" in str(parameters[option].annotation)
-        if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
-        if not counts and not isinstance(value, str):
-            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a word.")
 
 
 def verify(text: str, root: Path | None = None) -> list[str]:
