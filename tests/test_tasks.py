@@ -235,7 +235,7 @@ def test_what_timm_cannot_open_is_said(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------- verify and prepare
 def test_verify_says_what_is_there() -> None:
     assert verify("digits(train=100)") == [
-        "digits(train=100): 100 training images and 360 test images of 10 classes, 1 × 8 × 8"
+        "digits(train=100): 100 training samples and 360 test samples of 1 × 8 × 8 and of 10 classes"
     ]
 
 

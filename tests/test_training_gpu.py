@@ -39,7 +39,7 @@ def test_captured_steps_are_the_steps_of_the_plain_loop(recipe: str, budget: dic
     device = torch.device("cuda")
     task = open_task(TASK)
     data = RunData(spec(recipe, **budget), task, device)
-    plain, graphed = (Learner(spec(recipe, **budget), task.shape, device) for _ in range(2))
+    plain, graphed = (Learner(spec(recipe, **budget), task, device) for _ in range(2))
     assert can_capture(graphed, data)
     step = GraphedStep(graphed, unexpected)
     for index, (inputs, targets) in enumerate(data.epoch(1)):
@@ -56,7 +56,7 @@ def test_every_replay_draws_fresh_masks() -> None:
     device = torch.device("cuda")
     task = open_task(TASK)
     chosen = spec("dropkey(0.5)", lr=1e-12, weight_decay=0.0)
-    learner = Learner(chosen, task.shape, device)
+    learner = Learner(chosen, task, device)
     step = GraphedStep(learner, unexpected)
     inputs, targets = next(RunData(chosen, task, device).epoch(1))
     learner.set_lr(0.0)
@@ -72,8 +72,8 @@ def test_accumulation_and_cpus_go_without_a_graph() -> None:
     task = open_task(TASK)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     both = spec(accumulate=2)
-    assert not can_capture(Learner(both, task.shape, cuda, 2), RunData(both, task, cuda))
-    assert not can_capture(Learner(spec(), task.shape, cpu), RunData(spec(), task, cpu))
+    assert not can_capture(Learner(both, task, cuda, 2), RunData(both, task, cuda))
+    assert not can_capture(Learner(spec(), task, cpu), RunData(spec(), task, cpu))
 
 
 @pytest.mark.parametrize("recipe", ["none", "dropkey(0.1)", "cb", "explicit(v=5e-4, ff=5e-4)", "dropkey(0.1) + rdrop"])

@@ -97,7 +97,8 @@ class Evaluate:
         """The other test sets that were named, opened before any of them is evaluated."""
         from attemper.evaluation import open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
 
-        size, classes = finished.task.shape.height, finished.task.shape.classes
+        shape = finished.images
+        size, classes = shape.height, shape.classes
         found = []
         if self.imagenet_v2 is not None:
             found.append(open_imagenet_v2(self.imagenet_v2, size=size, classes=classes))

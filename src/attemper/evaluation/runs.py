@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.errors import ParameterError
 from attemper.evaluation.measure import evaluate, gap
 from attemper.models import build_model
 from attemper.tasks import DataError, open_task
-from attemper.tasks.base import Task
+from attemper.tasks.base import InputShape, Task
 from attemper.tasks.source import Source
 from attemper.training.checkpoint import DamagedError
 from attemper.training.data import RunData
@@ -64,6 +65,14 @@ class FinishedRun:
     task: Task
     model: nn.Module
     """Tempered with the run's recipe, with the chosen weights, in eval mode."""
+
+    @property
+    def images(self) -> InputShape:
+        """The images that the model takes; a run on anything else cannot be evaluated here."""
+        shape = self.task.shape
+        if not isinstance(shape, InputShape):
+            raise ParameterError(f"'{self.task.name}' has no images; only runs on images are evaluated.")
+        return shape
 
     @property
     def normalise(self) -> Callable[[Tensor], Tensor]:

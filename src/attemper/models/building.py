@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import nn
 
@@ -12,32 +13,43 @@ from attemper.errors import ParameterError, suggestion
 from attemper.models.convmixer import convmixer
 from attemper.models.libraries import from_timm, from_transformers
 from attemper.models.vit import vit, vit_digits
-from attemper.tasks.base import InputShape
+from attemper.tasks.base import InputShape, Shape
 
 __all__ = ["build_model", "list_models"]
 
-OWN: dict[str, tuple[Callable[..., nn.Module], str]] = {
+Fitting = TypeVar("Fitting")
+
+OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
         vit_digits,
+        InputShape,
         "4 blocks, width 32, 4 heads, 2 × 2 patches: learns 8 × 8 digits in seconds",
     ),
     "vit-cifar": (
         functools.partial(vit, width=384, depth=7, heads=12, mlp=384),
+        InputShape,
         "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout",
     ),
     "vit-tiny": (
         functools.partial(vit, width=192, depth=12, heads=3, mlp=768),
+        InputShape,
         "ViT-Ti for small images: 12 blocks, width 192, 3 heads",
     ),
     "vit-small": (
         functools.partial(vit, width=384, depth=12, heads=6, mlp=1536),
+        InputShape,
         "ViT-S for small images: 12 blocks, width 384, 6 heads",
     ),
     "vit-base": (
         functools.partial(vit, width=768, depth=12, heads=12, mlp=3072),
+        InputShape,
         "ViT-B for small images: 12 blocks, width 768, 12 heads",
     ),
-    "convmixer": (convmixer, "no attention at all; its two kinds of skip connection can be left out"),
+    "convmixer": (
+        convmixer,
+        InputShape,
+        "no attention at all; its two kinds of skip connection can be left out",
+    ),
 }
 
 LIBRARIES = {
@@ -48,10 +60,10 @@ LIBRARIES = {
 
 def list_models() -> dict[str, str]:
     """Every model's name, with a line about it."""
-    return {**{name: line for name, (_, line) in OWN.items()}, **LIBRARIES}
+    return {**{name: line for name, (_, _, line) in OWN.items()}, **LIBRARIES}
 
 
-def build_model(text: str, shape: InputShape) -> nn.Module:
+def build_model(text: str, shape: Shape) -> nn.Module:
     """A new model for inputs of a shape; its weights come from torch's generator.
 
     text: a name of `list_models()`, with options in call form.
@@ -64,12 +76,22 @@ def build_model(text: str, shape: InputShape) -> nn.Module:
     name, options = parse_call(text)
     library, _, rest = name.partition(":")
     if library == "timm" and rest:
-        return from_timm(rest, shape, options)
+        return from_timm(rest, _fitting(text, shape, InputShape), options)
     if library == "hf" and rest:
-        return from_transformers(rest, shape, options)
+        return from_transformers(rest, _fitting(text, shape, InputShape), options)
     if name not in OWN:
         known = list_models()
         raise ParameterError(f"There is no model '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")
-    builder = OWN[name][0]
+    builder, takes, _ = OWN[name]
     check_options(text, builder, options, given=("shape",))
-    return builder(shape, **options)
+    return builder(_fitting(text, shape, takes), **options)
+
+
+def _fitting(model: str, shape: Shape, takes: type[Fitting]) -> Fitting:
+    """The shape, if the model takes such inputs."""
+    if isinstance(shape, takes):
+        return shape
+    others = [name for name, (_, kind, _) in OWN.items() if isinstance(shape, kind)]
+    raise ParameterError(
+        f"'{model}' does not take inputs of {shape}. These models do: {', '.join(others) or 'none yet'}."
+    )

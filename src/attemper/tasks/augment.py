@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,15 @@ from attemper.calls import parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 from attemper.tasks.seeds import derive, drawing_from
 
-__all__ = ["Augmentation", "Transform", "list_augmentations", "parse_augmentation"]
+__all__ = ["Augment", "Augmentation", "Transform", "list_augmentations", "parse_augmentation"]
+
+
+class Augment(Protocol):
+    """From a batch as the source stores it to inputs and targets of the model."""
+
+    def __call__(
+        self, images: Tensor, targets: Tensor, *, classes: int, to_input: Callable[[Tensor], Tensor], seed: int
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class Transform:
@@ -191,9 +199,9 @@ def inside(positions: Tensor, start: Tensor, length: Tensor) -> Tensor:
 KINDS: dict[str, type[Any]] = {kind.name: kind for kind in (CropFlip, RandAugment, AutoAugment, Erasing, MixUp, CutMix)}
 
 
-def list_augmentations() -> list[str]:
+def list_augmentations(kinds: Mapping[str, type[Any]] = KINDS) -> list[str]:
     """The names that an augmentation text can use."""
-    return ["none", *KINDS]
+    return ["none", *kinds]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,8 +252,10 @@ def seed_of_batch(seed: int, epoch: int, batch: int) -> int:
     return derive(seed, "augment", epoch, batch)
 
 
-def parse_augmentation(text: str) -> Augmentation:
+def parse_augmentation(text: str, kinds: Mapping[str, type[Any]] = KINDS) -> Augmentation:
     """Read augmentations joined by '+', each with an optional number or options.
+
+    kinds: the transforms that fit, by name; those of images unless given.
 
     >>> str(parse_augmentation("crop-flip + erasing(0.5) + mixup(alpha=0.2)"))
     'crop-flip+erasing(p=0.5)+mixup(alpha=0.2)'
@@ -253,21 +263,21 @@ def parse_augmentation(text: str) -> Augmentation:
     if text.strip() == "none":
         return Augmentation()
     parts = [part.strip() for part in re.split(r"\+(?![^()]*\))", text)]
-    transforms = tuple(_parse_one(part, text) for part in parts)
+    transforms = tuple(_parse_one(part, text, kinds) for part in parts)
     for transform in transforms:
         if [other.name for other in transforms].count(transform.name) > 1:
             raise ParameterError(f"'{text}' has {transform.name} more than once.")
     return Augmentation(transforms)
 
 
-def _parse_one(part: str, text: str) -> Any:
+def _parse_one(part: str, text: str, kinds: Mapping[str, type[Any]]) -> Any:
     first = re.fullmatch(r"([\w-]+)\(\s*([^=(),]+?)\s*((?:,.*)?)\)", part)  # the first option may go without its name
     name = first[1] if first else part.partition("(")[0].strip()
-    if name not in KINDS:
-        known = list_augmentations()
+    if name not in kinds:
+        known = list_augmentations(kinds)
         hint = "; 'none' stands alone" if name == "none" else suggestion(name, known)
         raise ParameterError(f"There is no augmentation '{name}' (in '{text}').{hint} There are: {', '.join(known)}.")
-    kind = KINDS[name]
+    kind = kinds[name]
     fields = [field.name for field in dataclasses.fields(kind)]
     _, options = parse_call(f"{name}({fields[0]}={first[2]}{first[3]})" if first else part)
     for option in options:

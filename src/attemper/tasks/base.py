@@ -1,4 +1,4 @@
-"""What a task is: data in a fixed split, the shape of an input, and the way from stored bytes to what a model takes."""
+"""What a task is: data in a fixed split, the way from stored bytes to what a model takes, and what a result counts."""
 
 from __future__ import annotations
 
@@ -8,23 +8,57 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from attemper.tasks.augment import Augment
+from attemper.tasks.classification import Classification, Metrics
 from attemper.tasks.errors import DataError
 from attemper.tasks.source import Source
 from attemper.tasks.split import FIXED, divide
 
-__all__ = ["ImageTask", "InputShape", "Task"]
+__all__ = ["ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
+
+
+class Shape(Protocol):
+    """What a model must take and give; `str()` of it says so."""
+
+    @property
+    def classes(self) -> int: ...
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Inputs of noise with targets, to try a model on."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class InputShape:
-    """What a model must take and give."""
+    """Images in, scores of classes out."""
 
     channels: int
     height: int
     width: int
     classes: int
+
+    def __str__(self) -> str:
+        return f"{self.channels} × {self.height} × {self.width} and of {self.classes} classes"
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, self.channels, self.height, self.width), torch.arange(samples) % self.classes
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceShape:
+    """Sequences of feature vectors in, scores of classes out."""
+
+    tokens: int
+    features: int
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens × {self.features} features and of {self.classes} classes"
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, self.tokens, self.features), torch.arange(samples) % self.classes
 
 
 @runtime_checkable
@@ -37,7 +71,7 @@ class Task(Protocol):
         ...
 
     @property
-    def shape(self) -> InputShape: ...
+    def shape(self) -> Shape: ...
 
     @property
     def fingerprint(self) -> str:
@@ -59,9 +93,25 @@ class Task(Protocol):
         """A batch as the source stores it → what the model takes, on the same device."""
         ...
 
+    def augmentation(self, text: str) -> Augment:
+        """What the `augment` of a budget means here."""
+        ...
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """What training makes small: a scalar."""
+        ...
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The share of a training batch that is right, for the learning curve: a scalar, without waiting for it."""
+        ...
+
+    def measure(self, model: nn.Module, source: Source) -> Metrics:
+        """The metrics of a model in eval mode on a set of samples: "loss", `primary`, and whatever else there is."""
+        ...
+
 
 @dataclasses.dataclass
-class ImageTask:
+class ImageTask(Classification):
     """Images with one class each, stored as uint8.
 
     pool: loads the training set, out of which training and validation part are split.

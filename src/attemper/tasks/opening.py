@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 from attemper.tasks import cifar
-from attemper.tasks.base import ImageTask, Task
+from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
@@ -57,7 +58,7 @@ def open_task(text: str, root: Path | None = None) -> Task:
     return opener(**options)
 
 
-def _opener(name: str, label: str, root: Path) -> functools.partial[ImageTask]:
+def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
     kind, _, rest = name.partition(":")
     if name == "digits":
         return functools.partial(open_digits, label)
@@ -74,14 +75,13 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     """Check the files of a task, and say in a few lines what was found; what is wrong with them is raised.
 
     >>> verify("digits")
-    ['digits: 1,437 training images and 360 test images of 10 classes, 1 × 8 × 8']
+    ['digits: 1,437 training samples and 360 test samples of 1 × 8 × 8 and of 10 classes']
     """
     task = open_task(text, root)
     train, validation = task.split(seed=0, validation=0.5)
-    shape = task.shape
     return [
-        f"{task.name}: {len(train) + len(validation):,} training images and {len(task.test()):,} test images of "
-        f"{shape.classes} classes, {shape.channels} × {shape.height} × {shape.width}"
+        f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
+        f"of {task.shape}"
     ]
 
 

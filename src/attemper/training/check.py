@@ -6,8 +6,7 @@ import torch
 
 from attemper.errors import AttemperError, ParameterError
 from attemper.evaluation.suites import parse_suites
-from attemper.tasks.augment import parse_augmentation
-from attemper.tasks.base import Task
+from attemper.tasks.base import InputShape, Task
 from attemper.training.learner import Learner
 from attemper.training.randomness import borrowed
 from attemper.training.spec import RunSpec
@@ -20,22 +19,23 @@ def check_run(spec: RunSpec, task: Task) -> None:
 
     One step is made on two inputs of noise, on the CPU: a recipe that does not fit raises there at the latest.
     """
-    parse_augmentation(spec.budget.augment)
+    task.augmentation(spec.budget.augment)
     if spec.evaluate:
         parse_suites(spec.evaluate)
+        if not isinstance(task.shape, InputShape):
+            raise ParameterError(
+                f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'."
+            )
     task.split(spec.seed, spec.budget.validation)
     with borrowed():
-        learner = Learner(spec, task.shape, torch.device("cpu"))
+        learner = Learner(spec, task, torch.device("cpu"))
         learner.model.train()
-        shape = task.shape
-        inputs = torch.randn(2, shape.channels, shape.height, shape.width)
-        targets = torch.arange(2) % shape.classes
+        inputs, targets = task.shape.example(2)
         try:
             learner.learn(inputs, targets)
         except AttemperError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
             raise ParameterError(
-                f"'{spec.model}' with '{spec.recipe}' does not run on inputs of {shape.channels} × {shape.height} × "
-                f"{shape.width} and of {shape.classes} classes: {error}"
+                f"'{spec.model}' with '{spec.recipe}' does not run on inputs of {task.shape}: {error}"
             ) from error

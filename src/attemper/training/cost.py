@@ -76,7 +76,7 @@ class Stepper:
         self.batch: tuple[Tensor, Tensor] = next(data.epoch(1))
         held = self._allocated()
         seed_everything(spec.seed)
-        learner = Learner(spec, data.task.shape, device)
+        learner = Learner(spec, data.task, device)
         learner.model.train()
         self.learn = fastest(learner, data)
         if device.type == "cuda":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from attemper.tasks.augment import parse_augmentation, seed_of_batch
+from attemper.tasks.augment import seed_of_batch
 from attemper.tasks.base import Task
 from attemper.tasks.seeds import generator
 from attemper.tasks.source import Source
@@ -29,7 +29,7 @@ class RunData:
         budget = spec.budget
         self.seed = spec.seed
         self.task = task
-        self.augmentation = parse_augmentation(budget.augment)
+        self.augmentation = task.augmentation(budget.augment)
         train, validation = task.split(spec.seed, budget.validation)
         self.train, self.validation = train.to(device), validation.to(device)
         self.batch_size = min(budget.batch_size, len(train))

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
 from attemper.models import build_model
 from attemper.outputs import logits_of
-from attemper.tasks.base import InputShape
+from attemper.tasks.base import Task
 from attemper.tasks.seeds import derive, drawing_from
 from attemper.training.meter import Meter
 from attemper.training.spec import Budget, RunSpec
@@ -27,13 +26,14 @@ class Learner:
     The initial weights are a function of the seed: the same for every recipe, and on every device.
     """
 
-    def __init__(self, spec: RunSpec, shape: InputShape, device: torch.device, accumulate: int = 1) -> None:
+    def __init__(self, spec: RunSpec, task: Task, device: torch.device, accumulate: int = 1) -> None:
         from accelerate import Accelerator  # type: ignore[import-untyped]
 
         self.budget = spec.budget
+        self.task = task
         self.device = device
         with drawing_from(derive(spec.seed, "weights")):
-            self.model = build_model(spec.model, shape)
+            self.model = build_model(spec.model, task.shape)
             self.tempered = attemper.apply(self.model, spec.recipe)
         self.model.to(device)
         self.accelerator = Accelerator(
@@ -53,7 +53,7 @@ class Learner:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
 
-        inputs: what the model takes. targets: int64 (B) or probabilities (B, classes).
+        inputs: what the model takes. targets: what the task's loss takes.
         """
         self.waiting += 1
         complete = self.waiting == self.accumulate
@@ -90,13 +90,13 @@ class Learner:
         with self.autocast():
             total = self.tempered.loss(lambda: self.runnable(inputs), criterion)
         losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
-        self.meter.update(total.detach(), losses.mean(), seen[0][1], targets)
+        self.meter.update(total.detach(), losses.mean(), self.task.right(seen[0][1], targets))
         return total
 
     def criterion(self, out: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The task's own loss of an output, and the logits in it."""
         logits = logits_of(out).float()
-        return F.cross_entropy(logits, targets, label_smoothing=self.budget.smoothing), logits
+        return self.task.loss(logits, targets, self.budget.smoothing), logits
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Lower precision where the budget asks for it."""

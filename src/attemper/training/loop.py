@@ -104,7 +104,7 @@ class Run:
         self.tell = progress or (lambda event: None)
         self.key = spec.key(task.fingerprint)
         self.data = RunData(spec, task, device)
-        self.learner = Learner(spec, task.shape, device, self.data.accumulate)
+        self.learner = Learner(spec, task, device, self.data.accumulate)
         self.recorder = None if probe_every is None else self.make_recorder(probe_every)
         self.story = Story()
         self.best = self.learner.weights()

@@ -39,16 +39,13 @@ class Meter:
             tensor.zero_()
 
     @torch.no_grad()
-    def update(self, total: Tensor, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+    def update(self, total: Tensor, loss: Tensor, right: Tensor) -> None:
         """Count one batch.
 
-        total: the whole loss, a scalar; loss: the task's own part of it.
-        logits: (B, classes). targets: int64 (B) or probabilities (B, classes).
+        total: the whole loss, a scalar; loss: the task's own part of it; right: the share that is right.
         """
-        labels = targets if targets.dim() == 1 else targets.argmax(-1)
-        accuracy = (logits.argmax(-1) == labels).double().mean()
         self.batches += 1
-        self.sums += torch.stack([loss.double(), accuracy, (total - loss).double()])
+        self.sums += torch.stack([loss.double(), right.double(), (total - loss).double()])
         first = ~(total <= self.bound) & (self.bad_batch == 0)  # NaN is not ≤ anything
         self.bad_batch.copy_(torch.where(first, self.batches, self.bad_batch))
         self.bad_loss.copy_(torch.where(first, total.float(), self.bad_loss))

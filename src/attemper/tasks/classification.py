@@ -1,0 +1,55 @@
+"""What every task has in common whose samples have one class each: its loss, its metrics, its augmentations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.outputs import logits_of
+from attemper.tasks.augment import Augment, parse_augmentation
+from attemper.tasks.source import Source
+
+__all__ = ["Classification", "Metrics"]
+
+Metrics = dict[str, float | None]
+"""Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""
+
+BATCH = 512
+
+
+class Classification:
+    """One class per sample: cross-entropy, accuracy, and the augmentations of images.
+
+    A task derives from it and overrides what is different.
+    """
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def augmentation(self, text: str) -> Augment:
+        """What the `augment` of a budget means here; an augmentation that does not fit is refused."""
+        return parse_augmentation(text)
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """What training makes small.
+
+        logits: (B, classes). targets: int64 (B) or probabilities (B, classes).
+        """
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The share of a training batch that is right, for the learning curve: a scalar, without waiting for it."""
+        labels = targets if targets.dim() == 1 else targets.argmax(-1)
+        return (logits.argmax(-1) == labels).double().mean()
+
+    def measure(self, model: nn.Module, source: Source) -> Metrics:
+        """Accuracy and mean cross-entropy of a model in eval mode on a set of samples."""
+        device = next(model.parameters()).device
+        correct = torch.zeros((), dtype=torch.int64, device=device)
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for stored, targets in source.batches(torch.arange(len(source)), BATCH):
+            logits = logits_of(model(self.to_input(stored))).float()
+            correct += (logits.argmax(-1) == targets).sum()
+            loss += F.cross_entropy(logits, targets, reduction="sum").double()
+        return {"accuracy": int(correct) / len(source), "loss": float(loss) / len(source)}
