@@ -23,7 +23,9 @@ TESTS = Path(__file__).parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("cases", ["triton_cases.py", "triton_hardmask_cases.py", "triton_mask_cases.py"])
+@pytest.mark.parametrize(
+    "cases", ["triton_cases.py", "triton_hardmask_cases.py", "triton_keys_cases.py", "triton_mask_cases.py"]
+)
 def test_kernels_in_the_interpreter(cases: str) -> None:
     # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -15,10 +15,17 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_odd
+from attemper.ops import triton_keys
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
 
 __all__ = ["Blur", "blur", "gaussian"]
+
+FAINT = 1e-30
+"""A padded key whose real neighbours weigh less than this altogether has none. It would divide by nearly nothing."""
+
+FUSED_TAPS = 9
+"""Wider blurs are torch's: the kernel writes every tap out, on an image the square of them."""
 
 
 def gaussian(sigma: Tensor, w: int, causal: bool = False) -> Tensor:
@@ -40,7 +47,8 @@ def blur(x: Tensor, taps: Tensor, real: Tensor | None = None, grid: tuple[int, i
     """
     weight = torch.ones_like(x[..., :1]) if real is None else real.to(x.dtype).expand(*x.shape[:-1], 1)
     total = smooth(weight, taps, grid)
-    return smooth(x * weight, taps, grid) / total.clamp_min(torch.finfo(x.dtype).tiny)
+    share = torch.where(total > FAINT, 1 / total.clamp_min(FAINT), 0.0)
+    return smooth(x * weight, taps, grid) * share
 
 
 def smooth(x: Tensor, taps: Tensor, grid: tuple[int, int] | None) -> Tensor:
@@ -116,24 +124,37 @@ class Blur(Method, Perturbation):
             )
         return dataclasses.replace(self, size=place.grid, prefix=place.prefix)
 
-    def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
+    def _check_order(self, causal: bool) -> None:
         if causal and self.grid == "2d":
             raise ParameterError("grid=2d has no causal order; causal attention needs grid=raster")
-        return gaussian(stream.uniform() * self.sigma, self.w, causal).to(x.dtype)
 
-    def _blur(self, x: Tensor, real: Tensor | None, taps: Tensor) -> Tensor:
-        if self.grid == "raster":
-            return blur(x, taps, real)
-        prefix, keys = self.prefix or 0, x.shape[-2]
+    def _image(self, keys: int) -> tuple[int, int, int]:
+        """(prefix, rows, columns) of the keys of a call."""
+        prefix = self.prefix or 0
         if self.size is None or keys != prefix + self.size[0] * self.size[1]:
             raise ParameterError(
                 f"grid=2d needs keys = prefix + rows × columns; this call has {keys} keys, size={self.size}, "
                 f"prefix={prefix}"
             )
+        return prefix, *self.size
+
+    def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
+        self._check_order(causal)
+        return gaussian(stream.uniform() * self.sigma, self.w, causal).to(x.dtype)
+
+    def _blur(self, x: Tensor, real: Tensor | None, taps: Tensor) -> Tensor:
+        if self.grid == "raster":
+            return blur(x, taps, real)
+        prefix, *size = self._image(x.shape[-2])
         real = None if real is None else real[..., prefix:, :]
-        return torch.cat([x[..., :prefix, :], blur(x[..., prefix:, :], taps, real, self.size)], -2)
+        return torch.cat([x[..., :prefix, :], blur(x[..., prefix:, :], taps, real, (size[0], size[1]))], -2)
 
     def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
+        if self.w <= FUSED_TAPS and triton_keys.serves(k):
+            self._check_order(causal)
+            grid = () if self.grid == "raster" else self._image(k.shape[-2])
+            row = None if real is None else real.squeeze(-2)
+            return triton_keys.blur_keys(k, stream.seed, stream.lane, self.sigma, self.w, causal, row, grid)
         wide = k.to(torch.promote_types(k.dtype, torch.float32))
         column = None if real is None else real.transpose(-2, -1)
         return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)

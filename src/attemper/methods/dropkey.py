@@ -16,8 +16,9 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_odd
 from attemper.methods.structure import seed_rate, structured_keep
+from attemper.ops import triton_keys
 from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Stream, threshold
 
 __all__ = ["DropKey", "draw_shared", "dropkey", "shared_count", "shared_keep"]
 
@@ -43,17 +44,26 @@ def shared_keep(stream: Stream, batch: int, heads: int, keys: int, p: float) -> 
     """
     drawn = draw_shared(stream, batch, heads, keys, p)
     kept = torch.zeros_like(drawn.order, dtype=torch.bool)
-    return kept.scatter(-1, drawn.order[..., : drawn.count], drawn.kept)[:, :, None]
+    first = drawn.order[..., : drawn.count]
+    return kept.scatter(-1, first, torch.ones_like(first, dtype=torch.bool) if drawn.kept is None else drawn.kept)[
+        :, :, None
+    ]
 
 
 def draw_shared(stream: Stream, batch: int, heads: int, keys: int, p: float) -> DrawnKeys:
     """What `shared_keep` is made of: all keys in the order in which they are drawn, and how many of them are."""
     count = shared_count(keys, p)
-    order = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True)
     part = p * keys - math.floor(p * keys)
-    if count == 1 or part == 0:
-        return DrawnKeys(order, count, None)
-    return DrawnKeys(order, count, stream.keep((batch, heads, 1, keys + 1), part)[..., 0, keys:])
+    always = count == 1 or part == 0
+    if triton_keys.runs_on(stream.seed):
+        limit = None if always else threshold(part)
+        order, rank, kept = triton_keys.draw_order(stream.seed, stream.lane, batch, heads, keys, count, limit)
+        return DrawnKeys(order, count, None if always else kept, rank)
+    order = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True)
+    if always:
+        return DrawnKeys(order, count)
+    last = stream.keep((batch, heads, 1, keys + 1), part)[..., 0, keys:]
+    return DrawnKeys(order, count, (torch.arange(count, device=order.device) < count - 1) | last)
 
 
 def shared_count(keys: int, p: float) -> int:

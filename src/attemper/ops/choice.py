@@ -14,7 +14,7 @@ import torch
 
 from attemper.ops.call import Call
 
-__all__ = ["TABLE", "Preference", "preference"]
+__all__ = ["TABLE", "Preference", "is_short", "preference"]
 
 SHORT = 768  # tokens; measured up to 577, and at 1024 the two are even
 NARROW = 64  # head width; at 128 torch's kernels are ahead
@@ -39,7 +39,8 @@ def _stays_outside(call: Call) -> bool:
     return all(set(method.stages) <= {"keys", "heads"} for method in call.methods)
 
 
-def _is_short(call: Call) -> bool:
+def is_short(call: Call) -> bool:
+    """Whether our kernel beats torch's on a call without methods: short rows in half precision on a GPU."""
     half = torch.is_autocast_enabled(call.q.device.type) or call.q.dtype in (torch.bfloat16, torch.float16)
     tokens, width = max(call.shape[2:]), max(call.q.shape[-1], call.v.shape[-1])
     return call.q.device.type == "cuda" and half and tokens <= SHORT and width <= NARROW
@@ -60,7 +61,7 @@ TABLE = (
     ),
     Preference(
         "methods outside of softmax, short rows in half precision on a GPU",
-        lambda call: _stays_outside(call) and _is_short(call),
+        lambda call: _stays_outside(call) and is_short(call),
         ("triton", "sdpa", "reference"),
         "it takes 0.49 (65 tokens), 0.82 (197) and 0.86 (577) times as long as torch's fastest kernel (H200)",
     ),

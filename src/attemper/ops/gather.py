@@ -1,8 +1,9 @@
-"""Keys that all queries share are gathered, and torch's own kernels attend to what is left: fewer keys, less work.
+"""Keys that all queries share are gathered, and plain attention goes to what is left: fewer keys, less work.
 
 Shapes never depend on what is drawn. The last key that is drawn is kept with some probability only, so a mask hides it
-where it is not. A row whose allowed keys would all be dropped keeps them all. Where padding makes that possible, the
-places of the drawn keys are given to the allowed ones, which are few enough to fit.
+where it is not; with a mask torch has no fast kernel, so there, and for short rows, our own attends. A row whose
+allowed keys would all be dropped keeps them all. Where padding makes that possible, the places of the drawn keys are
+given to the allowed ones, which are few enough to fit.
 
 A gather's own gradient adds into place, on a GPU in no fixed order. Here it is a gather too, by the inverse order.
 """
@@ -15,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attemper.ops import triton_attention, triton_keys
 from attemper.ops.call import Call
+from attemper.ops.choice import is_short
 from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import DrawnKeys, draw
 
@@ -66,19 +69,27 @@ def attention(call: Call) -> Tensor:
     k = perturbed_keys(call, drawn)
     method, stream = next((method, stream) for method, stream in drawn if method.shared_count(keys))
     keyset = method.draw_keys(batch, heads, keys, stream)
-    order, mask = _keys_and_mask(call, keyset)
-    k, v = _take(k, order, keyset.count), _take(call.v, order, keyset.count)
-    grouped = heads != k.shape[1]
-    out = F.scaled_dot_product_attention(call.q, k, v, mask, scale=call.scale, enable_gqa=grouped)
+    order, rank, mask = _keys_and_mask(call, keyset)
+    k, v = (_take(x, order, rank, keyset.count) for x in (k, call.v))
+    hidden = mask is not None and mask.dtype == torch.bool
+    if (hidden or (mask is None and is_short(call))) and triton_attention.takes(call):
+        out = triton_attention.plain(call.q, k, v, mask, call.scale)
+    else:
+        grouped = heads != k.shape[1]
+        out = F.scaled_dot_product_attention(call.q, k, v, mask, scale=call.scale, enable_gqa=grouped)
     return perturbed_heads(out, drawn)
 
 
-def _keys_and_mask(call: Call, drawn: DrawnKeys) -> tuple[Tensor, Tensor | None]:
-    """All keys, the gathered ones first, (B, H or 1, Nk), and the mask over these, (B, H or 1, Nq or 1, count)."""
+def _keys_and_mask(call: Call, drawn: DrawnKeys) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """All keys, the gathered ones first, (B, H or 1, Nk), the inverse of that order where it is known, and the mask
+    over the gathered ones, (B, H or 1, Nq or 1, count).
+    """
     order, kept = drawn.order, drawn.kept
     mask = call.attn_mask
     if mask is None:
-        return order, None if drawn.last is None else kept[:, :, None]
+        return order, drawn.rank, None if kept is None else kept[:, :, None]
+    if kept is None:
+        kept = torch.ones_like(order[..., : drawn.count], dtype=torch.bool)
     batch, _, _, keys = call.shape
     mask = mask[(None,) * (4 - mask.dim())].expand(batch, -1, -1, keys)
     sets = max(mask.shape[1], order.shape[1])
@@ -92,12 +103,14 @@ def _keys_and_mask(call: Call, drawn: DrawnKeys) -> tuple[Tensor, Tensor | None]
     mask = mask.expand(-1, sets, -1, -1).gather(-1, index)
     kept = kept[:, :, None]
     if mask.dtype == torch.bool:
-        return order, mask & kept
-    return order, mask.to(call.q.dtype).masked_fill(~kept, -torch.inf)
+        return order, None, mask & kept
+    return order, None, mask.to(call.q.dtype).masked_fill(~kept, -torch.inf)
 
 
-def _take(x: Tensor, order: Tensor, count: int) -> Tensor:
+def _take(x: Tensor, order: Tensor, rank: Tensor | None, count: int) -> Tensor:
     """The `count` keys or values that stand first in `order`, (B, H or H_kv, count, e)."""
+    if triton_keys.serves(x):
+        return triton_keys.take_keys(x, order, inverse(order) if rank is None else rank, count)
     kv_heads, sets = x.shape[1], order.shape[1]
     if sets > kv_heads:  # every query head of a group has a set of its own
         x = x[:, :, None].expand(-1, -1, sets // kv_heads, -1, -1)
@@ -124,10 +137,14 @@ class TakeFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
-        place = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
-        rank = torch.zeros_like(order).scatter(-1, order, place)
         # The keys that were not taken all read one row of zeros behind the others.
-        return _rows(F.pad(dout, (0, 0, 0, 1)), rank.clamp(max=ctx.count)), None, None
+        return _rows(F.pad(dout, (0, 0, 0, 1)), inverse(order).clamp(max=ctx.count)), None, None
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The place of every key in a permutation along the last axis."""
+    place = torch.arange(order.shape[-1], device=order.device).expand(order.shape)
+    return torch.zeros_like(order).scatter(-1, order, place)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

@@ -23,19 +23,14 @@ class DrawnKeys:
 
     order: (B, H or 1, Nk) indices of all keys, in the order in which they would be drawn.
     count: how many of them are drawn.
-    last: boolean (B, H or 1, 1), whether the last one that is drawn is kept; None where it always is.
+    kept: boolean (B, H or 1, count), which of these are kept: all but, sometimes, the last; None where all are.
+    rank: the inverse of `order`, where it is known.
     """
 
     order: Tensor
     count: int
-    last: Tensor | None
-
-    @property
-    def kept(self) -> Tensor:
-        """Boolean (B, H or 1, count), in the order of `order`."""
-        if self.last is None:
-            return torch.ones_like(self.order[..., : self.count], dtype=torch.bool)
-        return (torch.arange(self.count, device=self.order.device) < self.count - 1) | self.last
+    kept: Tensor | None = None
+    rank: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,27 @@ def live_threshold(p: float, device: torch.device) -> int | Tensor:
 
 
 class Stream:
-    """One method's randomness in one attention call."""
+    """One method's randomness in one attention call.
+
+    seed, lane: where it starts; kernels take these and mix the words themselves.
+    """
 
     def __init__(self, seed: Tensor, lane: int = 0) -> None:
-        self.rows, self.columns = stream_words(seed, lane)
+        self.seed, self.lane = seed, lane
+        self._words: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        return self._start()[0]
+
+    @property
+    def columns(self) -> Tensor:
+        return self._start()[1]
+
+    def _start(self) -> tuple[Tensor, Tensor]:
+        if self._words is None:  # a few dozen small operations, spared where a kernel does them
+            self._words = stream_words(self.seed, self.lane)
+        return self._words
 
     def products(self, batch: int, heads: int, queries: int, keys: int) -> Tensor:
         """(batch, heads, queries, keys) int32 words, uniform over the odd numbers."""
@@ -105,7 +122,7 @@ class Stream:
     def keep(self, shape: Sequence[int], p: float) -> Tensor:
         """Boolean tensor of `shape` (batch, heads, queries, keys): True with probability 1 − p."""
         batch, heads, queries, keys = shape
-        return self.products(batch, heads, queries, keys) >= live_threshold(p, self.rows.device)
+        return self.products(batch, heads, queries, keys) >= live_threshold(p, self.seed.device)
 
     def uniform(self) -> Tensor:
         """One number in [0, 1), float64 and 0-dim."""

@@ -22,7 +22,7 @@ from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rule
 from attemper.ops.triton_attention.library import fused_attention
 from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
 
-__all__ = ["attention", "refuse"]
+__all__ = ["attention", "plain", "refuse", "takes"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (8, 128)
@@ -93,10 +93,8 @@ def attention(call: Call) -> Tensor:
         seed = draw_seed(call.q)
     lanes = sorted(enumerate(call.methods), key=lambda pair: pair[1].order)
     outside = [(method, Stream(seed, lane)) for lane, method in lanes if seed is not None and _is_outside(method)]
-    q, k, v, device = call.q, perturbed_keys(call, outside), call.v, call.q.device
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = _in_autocasts_dtype(call.q, perturbed_keys(call, outside), call.v)
+    device = q.device
     mask, tops = _mask_and_tops(call)
     table, cuts, hard, fill = None, None, None, "none"
     keys = k.shape[2]
@@ -115,6 +113,23 @@ def attention(call: Call) -> Tensor:
             )
     out = fused_attention(q, k, v, mask, table, call.scale, call.is_causal, tops, cuts, hard, fill)
     return perturbed_heads(out, outside)
+
+
+def takes(call: Call) -> bool:
+    """Whether `plain` can take the tensors of a call, whatever its methods are."""
+    return _refuse_device(call) is None and _refuse_tensors(call) is None
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention without methods, (B, H, Nq, e_v); mask: boolean, of four axes."""
+    return fused_attention(*_in_autocasts_dtype(q, k, v), mask, None, scale, False)
+
+
+def _in_autocasts_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _mask_and_tops(call: Call) -> tuple[Tensor | None, Tensor | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.ops.stream import LANE_STEP, MASK
 from attemper.ops.triton_attention.launch import (
     DEVICES,
     FLAG_ROWS,
@@ -68,7 +69,7 @@ def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, l
     table = _drop_table_fake(seed, limit, threshold, keys)
     with on_device(seed):
         table_kernel[((keys + 3 + 127) // 128,)](
-            seed, table if limit is None else limit, table, threshold, keys, lane,
+            seed, table if limit is None else limit, table, threshold, keys, lane * LANE_STEP & MASK,
             HAS_LIMIT=limit is not None, BLOCK=128,
         )  # fmt: skip
     return table

@@ -10,7 +10,6 @@ from attemper.ops import stream
 
 STEP = tl.constexpr(stream.STEP)
 QUERY_STEP = tl.constexpr(stream.QUERY_STEP)
-LANE_STEP = tl.constexpr(stream.LANE_STEP)
 COLUMN_SALT = tl.constexpr(stream.COLUMN_SALT)
 MIX_1 = tl.constexpr(stream.MIX_1)
 MIX_2 = tl.constexpr(stream.MIX_2)
@@ -32,12 +31,12 @@ def row_words(start, head, queries):
 
 
 @triton.jit
-def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane_step, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0."""
     seed = tl.load(seed_ptr)
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    rows = mix(mix(low + lane.to(tl.uint32) * LANE_STEP) ^ high)
+    rows = mix(mix(low + lane_step.to(tl.uint32)) ^ high)
     columns = mix(rows ^ COLUMN_SALT)
     key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = columns + key.to(tl.uint32) * STEP

@@ -1,0 +1,196 @@
+"""The kernels behind `library.py`. Every program owns some tokens of one head and reads what it needs of the others."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attemper.ops.triton_attention.words import COLUMN_SALT, MIX_1, STEP, mix, row_words
+
+NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
+FAINT = tl.constexpr(1e-30)
+
+
+@triton.jit
+def start_of(seed_ptr, lane_step):
+    """The stream's row word, `stream.stream_words`."""
+    seed = tl.load(seed_ptr)
+    low = (seed & 0xFFFFFFFF).to(tl.uint32)
+    high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return mix(mix(low + lane_step.to(tl.uint32)) ^ high)
+
+
+@triton.jit
+def add_neighbour(
+    acc, norm, tap, at, there, x_ptr, x_n, real_ptr, real_n, inverse_ptr, columns, inside,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Add a neighbour of every token, where there is one, with its weight; TRANSPOSED: what it gets from this token."""
+    if REAL and not TRANSPOSED:
+        there = there & (tl.load(real_ptr + at * real_n, mask=there, other=0) != 0)
+    weight = tl.where(there, tap, 0.0)
+    if TRANSPOSED:
+        weight = weight * tl.load(inverse_ptr + at, mask=there, other=0.0)
+    values = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there[:, None] & inside, other=0.0)
+    return acc + weight[:, None] * values.to(tl.float32), norm + weight
+
+
+@triton.jit
+def blur_kernel(
+    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
+    lane_step, sigma, heads, n, prefix, rows, cols,
+    E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, REAL: tl.constexpr,
+    TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
+
+    TRANSPOSED: its gradient; x is then that of the means.
+    Grid: sample × head × block of tokens, blocks fastest. GRID: tokens behind the prefix lie on an image row by row.
+    """
+    blocks = (n + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    tokens = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    x_ptr += b * x_b + h * x_h
+    out_ptr += b * out_b + h * out_h
+    real_ptr += b * real_b + h * real_h
+    inverse_ptr += head.to(tl.int64) * n
+    columns = tl.arange(0, BE)
+    inside = columns[None, :] < E
+
+    zero = tl.program_id(0) * 0
+    word = row_words(start_of(seed_ptr, lane_step), zero, zero).to(tl.uint32, bitcast=True)
+    width = tl.maximum(word.to(tl.float32) * (2.0**-32) * sigma, NARROWEST)
+    half: tl.constexpr = W // 2
+    acc = tl.zeros((BLOCK, BE), tl.float32)
+    norm = tl.zeros((BLOCK,), tl.float32)
+    if GRID:
+        place = tokens - prefix
+        on_grid = (place >= 0) & (tokens < n)
+        row = place // cols
+        col = place % cols
+        for dy in tl.static_range(-half, half + 1):
+            for dx in tl.static_range(-half, half + 1):
+                tap = tl.exp(-0.5 * (dy * dy + dx * dx) / (width * width))
+                y = row + dy
+                x = col + dx
+                there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
+                acc, norm = add_neighbour(
+                    acc, norm, tap, prefix + y * cols + x, there, x_ptr, x_n, real_ptr, real_n, inverse_ptr, columns,
+                    inside, REAL, TRANSPOSED,
+                )  # fmt: skip
+    else:
+        for offset in tl.static_range(-half, half + 1):
+            if not CAUSAL or offset <= 0:
+                tap = tl.exp(-0.5 * (offset * offset) / (width * width))
+                at = tokens - offset if TRANSPOSED else tokens + offset
+                acc, norm = add_neighbour(
+                    acc, norm, tap, at, (at >= 0) & (at < n) & (tokens < n), x_ptr, x_n, real_ptr, real_n, inverse_ptr,
+                    columns, inside, REAL, TRANSPOSED,
+                )  # fmt: skip
+
+    if TRANSPOSED:
+        if REAL:
+            acc = tl.where(tl.load(real_ptr + tokens * real_n, mask=tokens < n, other=0)[:, None] != 0, acc, 0.0)
+    else:
+        inverse = tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
+        acc = acc * inverse[:, None]
+        tl.store(inverse_ptr + tokens, inverse, mask=tokens < n)
+    if GRID:  # what stands before the patches stays as it is
+        before = (tokens < prefix)[:, None]
+        own = tl.load(x_ptr + tokens[:, None] * x_n + columns[None, :], mask=before & inside, other=0.0)
+        acc = tl.where(before, own.to(tl.float32), acc)
+    at = out_ptr + tokens[:, None] * out_n + columns[None, :]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=(tokens < n)[:, None] & inside)
+
+
+@triton.jit
+def scores_of(start, columns_start, head, keys):
+    """`Stream.scores`: words to sort keys by."""
+    zero = tl.program_id(0) * 0
+    row = row_words(start, head, zero).to(tl.uint32, bitcast=True)
+    x = columns_start + keys.to(tl.uint32) * STEP
+    return row, mix(row * (((x ^ (x >> 16)) * MIX_1) | 1))
+
+
+@triton.jit
+def order_kernel(
+    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort keys by their scores: everybody counts who comes before. Grid: key set × block of keys, blocks fastest.
+
+    kept: whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit.
+    """
+    blocks = (keys + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    start = start_of(seed_ptr, lane_step)
+    columns_start = mix(start ^ COLUMN_SALT)
+    own = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    row, mine = scores_of(start, columns_start, head, own)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    for first in tl.range(0, keys, BLOCK):
+        other = first + tl.arange(0, BLOCK)
+        _, theirs = scores_of(start, columns_start, head, other)
+        earlier = (theirs[None, :] < mine[:, None]) | (
+            (theirs[None, :] == mine[:, None]) & (other[None, :] < own[:, None])
+        )
+        rank += tl.sum((earlier & (other[None, :] < keys)).to(tl.int32), 1)
+    base = head.to(tl.int64) * keys
+    tl.store(rank_ptr + base + own, rank.to(tl.int64), mask=own < keys)
+    tl.store(order_ptr + base + rank, own.to(tl.int64), mask=own < keys)
+    kept = own >= 0
+    if SOMETIMES:
+        x = columns_start + keys.to(tl.uint32) * STEP
+        drawn = (row * (((x ^ (x >> 16)) * MIX_1) | 1)).to(tl.int32, bitcast=True) >= limit
+        kept = (own < count - 1) | drawn
+    tl.store(kept_ptr + head.to(tl.int64) * count + own, kept.to(tl.uint8), mask=own < count)
+
+
+@triton.jit
+def take_kernel(
+    x_ptr, order_ptr, out_ptr, x_b, x_h, x_n, order_b, order_h, out_b, out_h, out_n, heads, group, count,
+    E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy tokens in the order in which they were drawn. Grid: sample × head of the result × block, blocks fastest."""
+    blocks = (count + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    places = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    columns = tl.arange(0, BE)
+    at = tl.load(order_ptr + b * order_b + h * order_h + places, mask=places < count, other=0).to(tl.int32)
+    mask = (places < count)[:, None] & (columns[None, :] < E)
+    x_ptr += b * x_b + (h // group) * x_h
+    out_ptr += b * out_b + h * out_h
+    values = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + places[:, None] * out_n + columns[None, :], values, mask=mask)
+
+
+@triton.jit
+def put_back_kernel(
+    dout_ptr, rank_ptr, dx_ptr, dout_b, dout_h, dout_n, rank_b, rank_h, dx_b, dx_h, dx_n, heads, group, n, count,
+    E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `take_kernel`: every token looks where it went. Grid: sample × head × block, blocks fastest."""
+    blocks = (n + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    tokens = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    columns = tl.arange(0, BE)
+    acc = tl.zeros((BLOCK, BE), tl.float32)
+    for member in range(group):
+        of = h * group + member
+        place = tl.load(rank_ptr + b * rank_b + of * rank_h + tokens, mask=tokens < n, other=count).to(tl.int32)
+        mask = (place < count)[:, None] & (columns[None, :] < E)
+        at = dout_ptr + b * dout_b + of * dout_h + place[:, None] * dout_n + columns[None, :]
+        acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    at = dx_ptr + b * dx_b + h * dx_h + tokens[:, None] * dx_n + columns[None, :]
+    tl.store(at, acc.to(dx_ptr.dtype.element_ty), mask=(tokens < n)[:, None] & (columns[None, :] < E))
