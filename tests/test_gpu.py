@@ -264,7 +264,9 @@ def test_hard_masking_is_the_references(shape: tuple[int, ...], k: float, kind: 
     dout = torch.randn(*shape[:2], shape[3], shape[5], device="cuda")
     mask, causal = make_mask(kind, shape)
     if mask is not None and mask.is_floating_point():
-        mask = mask.round()
+        mask = (
+            mask.round() * 0.37
+        )  # logits of different bias are never equal: how such a tie rounds is nobody's promise
     for methods in ([HardMask(0.4, k=k, fill=fill)], [DropKey(0.2), HardMask(0.4, k=k, fill=fill)]):
         options = {"methods": methods, "attn_mask": mask, "is_causal": causal, "scale": 0.125}
         given = outputs(ours("triton", **options), qkv, dout)
@@ -277,14 +279,15 @@ def test_hard_masking_is_the_references(shape: tuple[int, ...], k: float, kind: 
 def test_the_largest_logits_are_found_exactly_in_bfloat16(keys: int) -> None:
     q = torch.randint(-2, 3, (2, 3, 70, 64), device="cuda").bfloat16()
     k = torch.randint(-2, 3, (2, 3, keys, 64), device="cuda").bfloat16()
-    eye = torch.eye(keys, device="cuda", dtype=torch.bfloat16).expand(2, 3, keys, keys)[..., :128]
+    eye = torch.eye(keys, 128, device="cuda", dtype=torch.bfloat16).expand(2, 3, keys, 128)
     logits = q.float() @ k.float().mT / 8
     hit = largest(logits, 5) & ~attemper.keep_mask(3, logits.shape, 0.5, device="cuda")
     method = HardMask(0.5, k=5, fill="neg_inf")
     # Kept keys far below the others may have no weight left in bfloat16; dropped ones must have none.
     weights = attemper.attention(q * 0.125, k, eye, methods=[method], seed=3, impl="triton", scale=1.0)
-    top = largest(logits, 5)[..., :128]
-    assert torch.equal((weights == 0) & top, hit[..., :128])
+    seen = min(keys, 128)
+    top = largest(logits, 5)[..., :seen]
+    assert torch.equal((weights[..., :seen] == 0) & top, hit[..., :seen])
 
 
 @pytest.mark.parametrize("share", ["queries", "heads"])

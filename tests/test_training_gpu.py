@@ -57,6 +57,7 @@ def test_every_replay_draws_fresh_masks() -> None:
     task = open_task(TASK)
     chosen = spec("dropkey(0.5)", lr=1e-12, weight_decay=0.0)
     learner = Learner(chosen, task, device)
+    torch.nn.init.normal_(learner.model.head.weight)  # it starts at zero, and would hide everything
     step = GraphedStep(learner, unexpected)
     inputs, targets = next(RunData(chosen, task, device).epoch(1))
     learner.set_lr(0.0)

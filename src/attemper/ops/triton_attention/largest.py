@@ -32,29 +32,30 @@ from attemper.ops.triton_attention.words import row_words
 @triton.jit
 def allowed_logits(
     start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Logits of one key tile, −inf where a key is not allowed, or (DROP) was dropped before."""
     keys = start + tl.arange(0, BN)
-    k = load_tile(k_ptr, keys, k_n, nk, E, BE, True)
+    k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    x = tl.where(x == 0.0, 0.0, x)  # −0 is 0
-    allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, CAUSAL, MASK)
-    if DROP:
-        columns = tl.load(table_ptr + keys, mask=keys < nk, other=1)
-        allowed = allowed & ((words[:, None] * columns[None, :] >= limit) | (spared[:, None] > 0))
-    return tl.where(allowed, x, -float("inf"))
+    if EDGE or CAUSAL or DROP or MASK != "none":
+        allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
+        if DROP:
+            columns = tl.load(table_ptr + keys, mask=keys < nk, other=1)
+            allowed = allowed & ((words[:, None] * columns[None, :] >= limit) | (spared[:, None] > 0))
+        x = tl.where(allowed, x, -float("inf"))
+    return x
 
 
 @triton.jit
 def is_allowed(
-    rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, CAUSAL: tl.constexpr, MASK: tl.constexpr
+    rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, EDGE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr
 ):  # fmt: skip
     """Boolean (rows, keys): what masks leave in reach."""
     one = tl.full((queries.shape[0], keys.shape[0]), 1, tl.int32)
-    one = restrict(one, 0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, True, CAUSAL, MASK)
+    one = restrict(one, 0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
     if MASK == "bias":
         bias = load_bias(queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k)
         return (one > 0) & (bias > rule[0])
@@ -77,7 +78,7 @@ def census(
     undropped_kept = tl.zeros((BM,), tl.int32)
     for start in tl.range(0, end, BN):
         keys = start + tl.arange(0, BN)
-        allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, CAUSAL, MASK)
+        allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, True, CAUSAL, MASK)
         columns = tl.load(hard_ptr + keys, mask=keys < nk, other=1)
         keep = allowed & (hard_words[:, None] * columns[None, :] >= hard_limit)
         undropped += tl.sum(allowed.to(tl.int32), 1)
@@ -111,7 +112,7 @@ def whole_row(x, k_largest, keys, nk):
     tied = x == value[:, None]
     place = tl.cumsum(tied.to(tl.int32), 1)
     last = tl.max(tl.where(tied & (place <= need[:, None]), keys[None, :], -1), 1)
-    return value, above, below, last
+    return value, above, below, tl.where(count > need, last, nk)
 
 
 @triton.jit
@@ -144,7 +145,7 @@ def read_slots(slots, k_largest):
 @triton.jit
 def ordered(x):
     """Unsigned words that compare as the floats do."""
-    bits = x.to(tl.uint32, bitcast=True)
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)  # −0 is 0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
@@ -191,6 +192,8 @@ def meet_ties(x, value, need, keys, above, below, last, ties):
 def store_cuts(cuts_ptr, plane, queries, nq, value, above, below, last, word, none):
     """Write `low`, `high`, `last` and the row word; where `none`, nothing is among the largest.
 
+    A fifth plane says at the first row of a head whether any of its rows needs `last`, that is, has ties at its border.
+
     `load_rule` reads no row beyond nq; they are written so that what is stored does not depend on chance.
     """
     middle = value * 0.5 + above * 0.5
@@ -209,20 +212,25 @@ def store_cuts(cuts_ptr, plane, queries, nq, value, above, below, last, word, no
 
 @triton.jit
 def cuts_kernel(
-    q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q, plane,
-    heads, group, nq, nk, scale, k_largest,
+    heads, group, nq, nk, scale, k_largest, unsure_tiles, unsure_rows,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
+    SECOND: tl.constexpr,
     SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × head × query tile, tiles fastest.
 
     SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
+    SECOND: `maxima.maxima_kernel` has been here, and only rows in tiles that it is unsure of are looked at.
     """
     tiles = (nq + BM - 1) // BM
     pid = tl.program_id(0)
     head = pid // tiles
     first = (pid % tiles) * BM
+    if SECOND:
+        if tl.load(unsure_ptr + head * unsure_tiles + first // unsure_rows) == 0:
+            return
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     q_ptr += b * q_b + h * q_h
@@ -256,7 +264,7 @@ def cuts_kernel(
     if WAY == "whole":
         x = allowed_logits(
             0, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-            E, BE, BN, DROP, CAUSAL, MASK, PRECISION,
+            E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
         value, above, below, last = whole_row(x, k_largest, columns, nk)
     else:
@@ -266,7 +274,7 @@ def cuts_kernel(
             for start in tl.range(0, end, BN):
                 x = allowed_logits(
                     start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                    mask_k, scale, E, BE, BN, DROP, CAUSAL, MASK, PRECISION,
+                    mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
                 slots = fill_slots(x, slots, columns)
             value, above, below, need = read_slots(slots, k_largest)
@@ -280,7 +288,7 @@ def cuts_kernel(
                 for start in tl.range(0, end, BN):
                     x = allowed_logits(
                         start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                        mask_k, scale, E, BE, BN, DROP, CAUSAL, MASK, PRECISION,
+                        mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                     )  # fmt: skip
                     counts = count_digits(x, counts, base, shift)
                 base, beyond = read_digits(counts, base, beyond, shift, k_largest)
@@ -289,16 +297,20 @@ def cuts_kernel(
             above = tl.full((BM,), float("inf"), tl.float32)
             below = tl.full((BM,), -float("inf"), tl.float32)
             tied = value > -float("inf")
-        last = tl.where(tied, -1, nk)
+        last = tl.where(tied, -1, nk + queries * 0)
         if tl.max(tied.to(tl.int32), 0) > 0:
             below = tl.where(tied, -float("inf"), below)
             ties = tl.zeros((BM,), tl.int32)
             for start in tl.range(0, end, BN):
                 x = allowed_logits(
                     start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                    mask_k, scale, E, BE, BN, DROP, CAUSAL, MASK, PRECISION,
+                    mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
                 above, below, last, ties = meet_ties(
                     x, value, need, start + columns, above, below, last, ties
                 )  # fmt: skip
     store_cuts(cuts_ptr, plane, queries, nq, value, above, below, last, hard_words, none)
+    if SECOND:  # all that may be written here is 1, so it does not matter who comes first
+        ties = tl.max(((last < nk) & (queries < nq)).to(tl.int32), 0)
+        if ties > 0:
+            tl.store(cuts_ptr + 4 * plane, 1)

@@ -13,10 +13,12 @@ __all__ = [
     "BackwardPlan",
     "CutsPlan",
     "ForwardPlan",
+    "MaximaPlan",
     "backward_plan",
     "cuts_plan",
     "forward_plan",
     "is_static",
+    "maxima_plan",
     "padded",
     "tail",
 ]
@@ -24,6 +26,7 @@ __all__ = [
 STATIC_TOKENS = 1024
 STATIC_SHAPES = 32
 WHOLE_KEYS = 256
+FEW = 8
 SLOTS = 32
 
 _seen: set[tuple[int, int]] = set()
@@ -64,6 +67,17 @@ class CutsPlan:
     stages: int
     way: str
     slots: int
+
+
+@dataclass(frozen=True)
+class MaximaPlan:
+    """m queries × n keys per tile, and how many of the largest logits every column of a tile keeps (`maxima.py`)."""
+
+    m: int
+    n: int
+    depth: int
+    warps: int
+    stages: int
 
 
 def padded(width: int) -> int:
@@ -126,10 +140,23 @@ def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> BackwardP
 
 
 def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan:
-    """Tiles of the kernel that finds the `largest` largest of nk logits. Not tuned yet."""
+    """Tiles of the kernel that finds the `largest` largest of nk logits where the quick one does not serve."""
     rows = 16 if dtype == torch.float32 and width > 64 else 32
     if largest >= SLOTS:
         return CutsPlan(rows, 64, 4, 2, "digits", SLOTS)
     if nk <= WHOLE_KEYS:
         return CutsPlan(rows, padded(nk), 4, 1, "whole", SLOTS)
     return CutsPlan(rows, 64, 4, 2, "slots", padded(largest + 1))
+
+
+def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> MaximaPlan | None:
+    """Tiles of the quick kernel; None where so many are asked for that some column would often hold too many."""
+    if largest > FEW:
+        return None
+    if dtype == torch.float32 or width > 64:
+        return MaximaPlan(32, 32, 4, 4, 2)
+    if nk <= 96:
+        return MaximaPlan(64, 32, 3, 4, 2)
+    if nk <= WHOLE_KEYS:
+        return MaximaPlan(64, 32, 4, 4, 2)
+    return MaximaPlan(64, 64, 4, 4, 2)

@@ -19,7 +19,7 @@ from attemper.ops.triton_attention.launch import (
     tops_arguments,
     unit_stride,
 )
-from attemper.ops.triton_attention.plan import cuts_plan, padded
+from attemper.ops.triton_attention.plan import cuts_plan, is_static, maxima_plan, padded
 
 __all__ = ["drop_table", "row_cuts", "row_tops"]
 
@@ -54,7 +54,7 @@ def row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
     causal: bool, largest: int, spare: bool,
 ) -> Tensor:  # fmt: skip
-    """(4, B, H, rows) int32: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
+    """(5, B, H, rows) int32: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
 
     table: of the method that dropped keys before, if one did; hard: the table of hard masking itself.
     spare: leave a row alone of which every key would be dropped.
@@ -102,6 +102,7 @@ def _row_cuts(
     causal: bool, largest: int, spare: bool,
 ) -> Tensor:  # fmt: skip
     from attemper.ops.triton_attention.largest import cuts_kernel
+    from attemper.ops.triton_attention.maxima import maxima_kernel
 
     q, k = unit_stride(q), unit_stride(k)
     cuts = _row_cuts_fake(q)
@@ -111,20 +112,36 @@ def _row_cuts(
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     plan = cuts_plan(nk, largest, padded(e), q.dtype)
+    fast = maxima_plan(nk, largest, padded(e), q.dtype)
+    tiles = 1 if fast is None else -(-nq // fast.m)
+    unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
+    arguments = (
+        q, k, cuts, unsure, hard if table is None else table, hard, row_top, masked,
+        *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides, cuts[0].numel(),
+        heads, heads // k.shape[1], nq, nk, scale * LOG2E, largest,
+    )  # fmt: skip
+    constants = {
+        "E": e, "BE": padded(e), "SPARE": spare, "DROP": table is not None, "CAUSAL": causal, "MASK": kind,
+        "PRECISION": precision(),
+    }  # fmt: skip
+    static = is_static(nq, nk)
     with on_device(q):
+        if fast is None:
+            cuts[4].fill_(1)
+        else:
+            maxima_kernel[(batch * heads * tiles,)](
+                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m, BN=fast.n,
+                DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
+            )  # fmt: skip
         cuts_kernel[(batch * heads * -(-nq // plan.m),)](
-            q, k, cuts, hard if table is None else table, hard, row_top, masked,
-            *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides, cuts[0].numel(),
-            heads, heads // k.shape[1], nq, nk, scale * LOG2E, largest,
-            E=e, BE=padded(e), BM=plan.m, BN=plan.n, WAY=plan.way, SLOTS=plan.slots,
-            SPARE=spare, DROP=table is not None, CAUSAL=causal, MASK=kind, PRECISION=precision(),
-            num_warps=plan.warps, num_stages=plan.stages,
+            *arguments, tiles, 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n, WAY=plan.way,
+            SLOTS=plan.slots, SECOND=fast is not None, num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
     return cuts
 
 
 def _row_cuts_fake(q: Tensor, *_: object) -> Tensor:
-    return q.new_empty((4, *q.shape[:2], (q.shape[2] + FLAG_ROWS - 1) // FLAG_ROWS * FLAG_ROWS), dtype=torch.int32)
+    return q.new_empty((5, *q.shape[:2], (q.shape[2] + FLAG_ROWS - 1) // FLAG_ROWS * FLAG_ROWS), dtype=torch.int32)
 
 
 for _device in DEVICES:

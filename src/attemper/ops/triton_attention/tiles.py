@@ -101,7 +101,7 @@ def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK
 
     floor, shift, live: an additive mask leaves keys above `floor` in reach. Where it has pushed a whole row so far down
     that nothing is left of the content, the content counts 0 times (`live`), and `shift` brings the row back.
-    low, high, last, word, limit: see `is_hit`.
+    low, high, last, word, limit, ties: see `is_hit`.
     """
     floor = queries
     shift = queries
@@ -116,6 +116,7 @@ def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK
     last = queries
     word = queries
     limit = 0
+    ties = 0
     if HARD != "none":
         inside = queries < nq
         low = tl.load(cuts_ptr + queries, mask=inside, other=INFINITY_BITS).to(tl.float32, bitcast=True)
@@ -123,17 +124,18 @@ def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK
         last = tl.load(cuts_ptr + 2 * plane + queries, mask=inside, other=0)
         word = tl.load(cuts_ptr + 3 * plane + queries, mask=inside, other=1)
         limit = tl.load(hard_ptr + nk + 1)
-    return floor, shift, live, low, high, last, word, limit
+        ties = tl.load(cuts_ptr + 4 * plane)
+    return floor, shift, live, low, high, last, word, limit, ties
 
 
 @triton.jit
 def expand_rule(rule, AXIS: tl.constexpr):
     """The tuple of `load_rule`, to be broadcast along an axis of a tile: 1 where queries run down, 0 where across."""
-    floor, shift, live, low, high, last, word, limit = rule
+    floor, shift, live, low, high, last, word, limit, ties = rule
     return (
         tl.expand_dims(floor, AXIS), tl.expand_dims(shift, AXIS), tl.expand_dims(live, AXIS),
         tl.expand_dims(low, AXIS), tl.expand_dims(high, AXIS), tl.expand_dims(last, AXIS),
-        tl.expand_dims(word, AXIS), limit,
+        tl.expand_dims(word, AXIS), limit, ties,
     )  # fmt: skip
 
 
@@ -150,12 +152,14 @@ def to_logits(scores, scale, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask
 def is_hit(logits, rule, queries, keys, nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK: tl.constexpr):
     """Whether hard masking drops an element: one of the largest of its row, allowed, and not kept.
 
-    The largest lie above `high`, or above `low` and at a key up to `last`. Between the two there is one value only, the
-    k-th largest, so a logit that comes out a little different here is still taken for what it is.
+    The largest lie above `low`. Where some row of the head has `ties` at this border, they lie above `high`, or above
+    `low` and at a key up to `last`. Between the two there is one value only, the k-th largest, so a logit that comes
+    out a little different here is still taken for what it is.
     """
     columns = tl.load(hard_ptr + keys, mask=keys < nk, other=1)
-    hit = (logits > rule[4]) | ((logits > rule[3]) & (keys <= rule[5]))
-    hit = hit & (rule[6] * columns < rule[7])
+    hit = (logits > rule[3]) & (rule[6] * columns < rule[7])
+    if rule[8] > 0:
+        hit = hit & ((logits > rule[4]) | (keys <= rule[5]))
     if MASK == "bias":
         hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
     return hit

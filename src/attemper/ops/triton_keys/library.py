@@ -16,7 +16,7 @@ __all__ = ["blur_keys", "draw_order", "take_keys"]
 
 TOKENS = 64
 """Tokens that one program owns."""
-SORTED = 128
+SORTED = 64
 """Keys that one program ranks."""
 
 torch.library.define(
