@@ -20,9 +20,9 @@ def column_word(columns, key):
 @triton.jit(do_not_specialize=["limit", "lane", "heads", "queries", "keys", "heads_at", "rows_at"])
 def words_kernel(
     seed_ptr, limit_ptr, words_ptr, limit, lane, heads, queries, keys, heads_at, rows_at,
-    HAS_LIMIT: tl.constexpr, CAUSAL: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_LIMIT: tl.constexpr, CAUSAL: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of what all rows share (header, keys, heads), then blocks of rows. `heads` counts B · H."""
+    """Grid: blocks of what comes before the rows, then blocks of rows. `heads` counts B · H. Room is filled with 0."""
     seed = tl.load(seed_ptr)
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -31,23 +31,21 @@ def words_kernel(
     if HAS_LIMIT:
         limit = tl.load(limit_ptr)
     pid = tl.program_id(0)
-    shared = HEADER + keys + heads
-    blocks = (shared + BLOCK - 1) // BLOCK
+    blocks = (rows_at + BLOCK - 1) // BLOCK
     if pid < blocks:
         at = pid * BLOCK + tl.arange(0, BLOCK)
-        head = at - (HEADER + keys)
-        word = column_word(columns, at - HEADER)
+        head = at - heads_at
+        word = tl.where(at < HEADER + keys, column_word(columns, at - HEADER), 0)
         word = tl.where(at == 1, columns, word)
         word = tl.where(head >= 0, mix(rows + head.to(tl.uint32) * STEP), word).to(tl.int32, bitcast=True)
-        word = tl.where(at == 0, limit, word)
-        tl.store(words_ptr + tl.where(head >= 0, heads_at + head, at), word, mask=at < shared)
+        tl.store(words_ptr + at, tl.where(at == 0, limit, word), mask=at < rows_at)
     else:
         row = (pid - blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         query = (row % queries).to(tl.int32)
         head_word = mix(rows + (row // queries).to(tl.uint32) * STEP)
         row_word = mix(head_word + query.to(tl.uint32) * QUERY_STEP) | 1
-        inside = row < heads.to(tl.int64) * queries
-        lost = inside.to(tl.int32)
+        total = heads.to(tl.int64) * queries
+        lost = (row < total).to(tl.int32)
         key = keys * 0
         # A row looks at the keys it sees until one is kept, which takes a few: log(rows of a block) / log(1/p).
         while key < tl.max(lost * (query + 1 if CAUSAL else keys), 0):
@@ -56,5 +54,5 @@ def words_kernel(
                 kept = kept & (key <= query)
             lost = tl.where(kept, 0, lost)
             key += 1
-        row_word = tl.where(lost > 0, 0, row_word)
-        tl.store(words_ptr + rows_at + row, row_word.to(tl.int32, bitcast=True), mask=inside)
+        row_word = tl.where((lost > 0) | (row >= total), 0, row_word)
+        tl.store(words_ptr + rows_at + row, row_word.to(tl.int32, bitcast=True), mask=row < total + ROOM)

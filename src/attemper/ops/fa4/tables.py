@@ -48,9 +48,7 @@ def layout_of(batch: int, heads: int, queries: int, keys: int) -> Layout:
     return Layout(first, first + batch * heads, first + batch * heads * (1 + queries) + ROOM)
 
 
-def call_words(
-    seed: Tensor, limit: int | Tensor, lane: int, shape: tuple[int, int, int, int], causal: bool
-) -> Tensor:
+def call_words(seed: Tensor, limit: int | Tensor, lane: int, shape: tuple[int, int, int, int], causal: bool) -> Tensor:
     """The words of a call whose logits have `shape`, (B, H, Nq, Nk): int32, laid out by `layout_of`.
 
     limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it; lane: which of the call's methods draws.
@@ -71,12 +69,12 @@ def _words(
 
     words = _words_fake(seed, limit, threshold, lane, batch, heads, queries, keys, causal)
     layout = layout_of(batch, heads, queries, keys)
-    shared = HEADER + keys + batch * heads
-    programs = -(-shared // BLOCK) + -(-batch * heads * queries // BLOCK)
+    programs = -(-layout.rows // BLOCK) + -(-(layout.size - layout.rows) // BLOCK)
     with torch.cuda.device(seed.device) if seed.is_cuda else contextlib.nullcontext():
         words_kernel[(programs,)](
             seed, words if limit is None else limit, words, threshold, lane, batch * heads, queries, keys,
-            layout.heads, layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, BLOCK=BLOCK,
+            layout.heads, layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM,
+            BLOCK=BLOCK,
         )  # fmt: skip
     return words
 
