@@ -72,7 +72,7 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "0.6" in reason([DropKey(0.6)])
     assert "this call has 2" in reason([DropKey(0.1), DropKey(0.1)])
     assert "hardmask(0.1)" in reason([HardMask(0.1)])
-    assert "dropattention(0.1)" in reason([DropAttention(0.1)])
+    assert "dropattention(0.1" in reason([DropAttention(0.1, rescale="inverted")])
 
 
 def test_it_takes_no_part_in_torch_func() -> None:
