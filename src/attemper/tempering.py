@@ -21,7 +21,7 @@ from attemper.errors import (
 )
 from attemper.methods.base import Method, Scheduled
 from attemper.methods.kinds import LossTerm
-from attemper.ops.attention import COMING, IMPLEMENTATIONS
+from attemper.ops.attention import IMPLEMENTATIONS
 from attemper.outputs import frozen_batch_norm, logits_of
 from attemper.patching import Action, Control, Entry, When, add_action, is_tempered, override, restore, state_of
 from attemper.recipe import as_methods, describe
@@ -62,7 +62,7 @@ def apply(
     methods = tuple(as_methods(recipe))
     _refuse_wrapped(model)
     _refuse_tempered(model)
-    known = ("auto", *IMPLEMENTATIONS, *COMING)
+    known = ("auto", *IMPLEMENTATIONS)
     if impl not in known:
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
     if auto_penalty and any(isinstance(method, LossTerm) for method in methods):

@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from attemper.errors import ParameterError, UnsupportedError, suggestion
-from attemper.ops import gather, reference, sdpa, triton_attention
+from attemper.ops import fa4, gather, reference, sdpa, triton_attention
 from attemper.ops.call import Call, make_call
 from attemper.ops.choice import preference
 from attemper.ops.perturbation import Perturbation
@@ -27,14 +27,11 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     "sdpa": sdpa,
     "gather": gather,
     "triton": triton_attention,
+    "fa4": fa4,
     "reference": reference,
 }
 
-COMING = {
-    "fa4": "needs a Hopper or Blackwell GPU, and FlashAttention-4 support is not part of this version yet",
-}
-
-Impl = Literal["auto", "sdpa", "gather", "triton", "reference", "fa4"]
+Impl = Literal["auto", "sdpa", "gather", "triton", "fa4", "reference"]
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,13 @@ def choose(call: Call, impl: str) -> ModuleType:
     """The implementation that serves this call, or an error that says which ones would."""
     if impl == "auto":
         return IMPLEMENTATIONS[_picked(call)[0]]
-    if impl in IMPLEMENTATIONS and (reason := IMPLEMENTATIONS[impl].refuse(call)) is None:
-        return IMPLEMENTATIONS[impl]
-    if impl not in IMPLEMENTATIONS and impl not in COMING:
-        known = ["auto", *IMPLEMENTATIONS, *COMING]
+    if impl not in IMPLEMENTATIONS:
+        known = ["auto", *IMPLEMENTATIONS]
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
+    reason = IMPLEMENTATIONS[impl].refuse(call)
+    if reason is None:
+        return IMPLEMENTATIONS[impl]
     serving = [name for name, module in IMPLEMENTATIONS.items() if module.refuse(call) is None]
-    reason = COMING.get(impl) or reason
     raise UnsupportedError(
         f"impl='{impl}' cannot serve this call on {call.q.device}: {reason}. These can: {', '.join(serving)}."
     )
@@ -136,4 +133,4 @@ def implementations(
         reason = module.refuse(call)
         picked = name == chosen
         verdicts.append(Verdict(name, reason is None, reason or "", picked, because if picked else ""))
-    return verdicts + [Verdict(name, False, reason, False) for name, reason in COMING.items()]
+    return verdicts

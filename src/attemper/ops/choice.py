@@ -17,6 +17,7 @@ from attemper.ops.call import Call
 __all__ = ["TABLE", "Preference", "is_short", "preference"]
 
 SHORT = 768  # tokens; measured up to 577, and at 1024 the two are even
+LONG = 1024  # tokens; below, the time that FlashAttention-4's launch takes on the host is felt
 NARROW = 64  # head width; at 128 torch's kernels are ahead
 
 
@@ -39,11 +40,19 @@ def _stays_outside(call: Call) -> bool:
     return all(set(method.stages) <= {"keys", "heads"} for method in call.methods)
 
 
+def _is_half(call: Call) -> bool:
+    half = torch.is_autocast_enabled(call.q.device.type) or call.q.dtype in (torch.bfloat16, torch.float16)
+    return call.q.device.type == "cuda" and half
+
+
 def is_short(call: Call) -> bool:
     """Whether our kernel beats torch's on a call without methods: short rows in half precision on a GPU."""
-    half = torch.is_autocast_enabled(call.q.device.type) or call.q.dtype in (torch.bfloat16, torch.float16)
     tokens, width = max(call.shape[2:]), max(call.q.shape[-1], call.v.shape[-1])
-    return call.q.device.type == "cuda" and half and tokens <= SHORT and width <= NARROW
+    return _is_half(call) and tokens <= SHORT and width <= NARROW
+
+
+def _is_long(call: Call) -> bool:
+    return _is_half(call) and min(call.shape[2:]) >= LONG
 
 
 TABLE = (
@@ -70,6 +79,12 @@ TABLE = (
         _stays_outside,
         ("sdpa", "triton", "reference"),
         "the methods stay outside of softmax, and torch's kernels are the fastest for this device, dtype and length",
+    ),
+    Preference(
+        "methods inside of softmax, long rows in half precision on a GPU",
+        _is_long,
+        ("fa4", "triton", "reference"),
+        "it drops inside of FlashAttention-4's kernels, which are the fastest for long rows on Hopper and Blackwell",
     ),
     Preference(
         "methods inside of softmax",

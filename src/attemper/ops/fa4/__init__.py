@@ -1,0 +1,120 @@
+"""FlashAttention-4 with keys dropped inside, for long sequences on Hopper and Blackwell: the masks of `keep_mask`.
+
+Inside of softmax it serves one method that drops keys independently (DropKey), and beside it any that stay outside
+(Blur, DropHead). Causal attention it serves, other masks it does not. The package `flash-attn-4` compiles a kernel, for
+some seconds, when it first meets a dtype, a head width or a kind of call; rates, lengths and seeds compile nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+from torch import Tensor
+
+from attemper.ops.call import Call
+from attemper.ops.fa4.library import fa4_attention
+from attemper.ops.fa4.tables import LARGEST_RATE, call_words
+from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.seed import draw_seed
+from attemper.ops.stream import Stream, live_threshold
+
+__all__ = ["attention", "refuse"]
+
+DTYPES = (torch.bfloat16, torch.float16)
+WIDTHS = (8, 128)
+ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no mask_mod in the backward pass
+VERSION = "4.0.0b36"
+"""The one whose kernels are called by their inner functions, which change from version to version."""
+
+
+def _installed() -> str | None:
+    try:
+        return importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+INSTALLED = _installed()
+
+
+def refuse(call: Call) -> str | None:
+    """Why FlashAttention-4 cannot serve this call, or None."""
+    return _refuse_device(call) or _refuse_methods(call) or _refuse_tensors(call) or refuse_keys(call)
+
+
+def _refuse_device(call: Call) -> str | None:
+    device = call.q.device
+    if device.type != "cuda" or torch.version.hip is not None:
+        where = device.type if torch.version.hip is None else "an AMD GPU"
+        return f"needs a Hopper or Blackwell GPU, and the tensors are on {where}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability[0] not in ARCHITECTURES:
+        return f"needs a Hopper or Blackwell GPU (compute capability 9 to 11), and this one has {capability[0]}"
+    if INSTALLED is None:
+        return "flash-attn-4 is not installed (pip install 'attemper[fa4]')"
+    if INSTALLED != VERSION:
+        return f"needs flash-attn-4 {VERSION}, and {INSTALLED} is installed (pip install 'attemper[fa4]')"
+    return None
+
+
+def _refuse_methods(call: Call) -> str | None:
+    rates = []
+    for method in call.methods:
+        if method.independent_drop is not None:
+            rates.append(method.independent_drop)
+        elif not _is_outside(method):
+            return (
+                "knows only methods that drop every key independently inside of softmax, such as DropKey(0.1), "
+                f"not {method}"
+            )
+    if len(rates) > 1:
+        return f"takes one method that drops keys, and this call has {len(rates)}"
+    if rates and rates[0] > LARGEST_RATE:
+        return f"drops at most half of all keys, not {rates[0]}: a row that would lose all of them could not be spared"
+    return None
+
+
+def _is_outside(method: Perturbation) -> bool:
+    return set(method.stages) <= {"keys", "heads"}
+
+
+def _refuse_tensors(call: Call) -> str | None:
+    dtype = _dtype(call)
+    if dtype not in DTYPES:
+        return f"computes in float16 and bfloat16, not in {dtype}"
+    widths = call.q.shape[-1], call.v.shape[-1]
+    if widths[0] != widths[1]:
+        return f"needs keys and values of one head width, not {widths[0]} and {widths[1]}"
+    if widths[0] % 8 or not WIDTHS[0] <= widths[0] <= WIDTHS[1]:
+        return f"needs head widths that are multiples of 8 from {WIDTHS[0]} to {WIDTHS[1]}, not {widths[0]}"
+    if call.attn_mask is not None:
+        return "takes no attn_mask; is_causal it takes"
+    if call.is_causal and call.shape[2] != call.shape[3]:
+        return f"is causal for as many queries as keys only, not for {call.shape[2]} queries and {call.shape[3]} keys"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "takes no part in the transforms of torch.func"
+    return None
+
+
+def _dtype(call: Call) -> torch.dtype:
+    """What it computes in: under autocast in autocast's dtype, as torch's own kernels do."""
+    kind = call.q.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else call.q.dtype
+
+
+def attention(call: Call) -> Tensor:
+    """softmax(scale · QKᵀ, keys dropped) V, (B, H, Nq, e_v)."""
+    seed = call.seed
+    if seed is None and len(call.methods) > 0:
+        seed = draw_seed(call.q)
+    lanes = sorted(enumerate(call.methods), key=lambda pair: pair[1].order)
+    outside = [(method, Stream(seed, lane)) for lane, method in lanes if seed is not None and _is_outside(method)]
+    dtype, words = _dtype(call), None
+    q, k, v = call.q.to(dtype), perturbed_keys(call, outside).to(dtype), call.v.to(dtype)
+    for lane, method in lanes:
+        rate = method.independent_drop
+        if seed is not None and rate is not None:
+            words = call_words(seed, live_threshold(rate, q.device), lane, call.shape, call.is_causal)
+    return perturbed_heads(fa4_attention(q, k, v, words, call.scale, call.is_causal), outside)

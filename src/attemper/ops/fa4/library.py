@@ -1,0 +1,173 @@
+"""FlashAttention-4's kernels as torch library operators, with shapes for the compiler and gradients for autograd.
+
+Its forward and backward kernels are called by themselves, since each wants its random words from another place. Its own
+autograd function would also hide the call from compilers.
+
+The forward pass drops by a mask_mod, the backward pass by a score_mod, where keys outside of the sequence are masked
+without asking twice. Two exceptions: a causal forward kernel skips tiles only without a mask_mod, and the backward
+kernel mistakes queries under a score_mod where heads share keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attemper.ops.fa4.tables import HEADER, layout_of
+
+__all__ = ["BACKWARD", "FORWARD", "Source", "fa4_attention"]
+
+
+class Source(NamedTuple):
+    """How a kernel drops keys, where it has row and column words from, and how it finds them in memory."""
+
+    kind: Literal["mask", "score"]
+    rows: Literal["mixed", "table"]
+    columns: Literal["mixed", "table"]
+    way: Literal["tensors", "address"]
+
+
+FORWARD = Source("mask", "table", "table", "address")
+BACKWARD = Source("score", "table", "mixed", "address")
+
+torch.library.define(
+    "attemper::fa4_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor? words, float scale, bool causal) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "attemper::fa4_attention_backward",
+    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor stats, Tensor? words, float scale, bool causal, "
+    "bool deterministic) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def fa4_attention(q: Tensor, k: Tensor, v: Tensor, words: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """(B, H, Nq, e_v), laid out in memory as (B, Nq, H, e_v). words: from `call_words`, None drops nothing."""
+    out: Tensor = torch.ops.attemper.fa4_attention(q, k, v, words, scale, causal)[0]
+    return out
+
+
+def _token_major(like: Tensor, width: int) -> Tensor:
+    """An empty (B, N, H, width) tensor, contiguous: FlashAttention-4's order of axes."""
+    batch, heads, tokens, _ = like.shape
+    return like.new_empty(batch, tokens, heads, width)
+
+
+def _stats(q: Tensor) -> Tensor:
+    """An empty (B, H, Nq) int32 tensor for the bits of the log-sum-exp: no gradient is ever asked of integers."""
+    return torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
+
+
+def _dropping(words: Tensor | None, source: Source, shape: tuple[int, int, int, int], causal: bool) -> dict[str, Any]:
+    """What FlashAttention-4 is told about dropping keys and about being causal."""
+    if words is None:
+        return {"causal": causal}
+    from cutlass import Int32, Int64
+
+    from attemper.ops.fa4 import mods
+
+    batch, heads, queries, keys = shape
+    layout = layout_of(*shape)
+    told: dict[str, Any] = {}
+    if source.way == "address":
+        at = words.data_ptr()
+        first = layout.rows if source.rows == "table" else layout.heads
+        told["aux_scalars"] = (Int64(at), Int64(at + 4 * first), Int32(heads), Int32(queries))
+    elif source.rows == "table":
+        rows = words[layout.rows : layout.rows + batch * heads * queries].view(batch, heads, queries)
+        told["aux_tensors"] = [words[: HEADER + keys], rows]
+    else:
+        head_words = words[layout.heads : layout.rows].view(batch, heads)
+        told["aux_tensors"] = [words[: HEADER + keys], head_words]
+    if source.kind == "mask":
+        return told | {"mask_mod": mods.MASKS[source.rows, source.columns, source.way, causal]}
+    return told | {"causal": causal, "score_mod": mods.SCORES[source.rows, source.columns, source.way]}
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, words: Tensor | None, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    out, stats = _token_major(q, v.shape[3]), _stats(q)
+    source = FORWARD
+    if causal:
+        source = source._replace(kind="score", rows="table")
+    with torch.cuda.device(q.device):
+        _flash_attn_fwd(
+            *(t.detach().transpose(1, 2) for t in (q, k, v)),
+            softmax_scale=scale,
+            pack_gqa=False,
+            out=out,
+            lse=stats.view(torch.float32),
+            **_dropping(words, source, (*q.shape[:3], k.shape[2]), causal),
+        )
+    return out.transpose(1, 2), stats
+
+
+def _backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, words: Tensor | None, scale: float,
+    causal: bool, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    from attemper.ops.fa4 import mods
+
+    dq, dk, dv = (_token_major(t, t.shape[3]) for t in (q, k, v))
+    source = BACKWARD
+    if q.shape[1] != k.shape[1]:
+        source = source._replace(kind="mask")
+    if causal:
+        source = source._replace(rows="table")
+    told = _dropping(words, source, (*q.shape[:3], k.shape[2]), causal)
+    if "score_mod" in told:
+        told["score_mod_bwd"] = mods.pass_gradient
+    with torch.cuda.device(q.device):
+        _flash_attn_bwd(
+            *(t.detach().transpose(1, 2) for t in (q, k, v, out, dout)),
+            stats.view(torch.float32),
+            softmax_scale=scale,
+            deterministic=deterministic,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            **told,
+        )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _token_major(q, v.shape[3]).transpose(1, 2), _stats(q)
+
+
+def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_token_major(t, t.shape[3]).transpose(1, 2) for t in (q, k, v))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, words, ctx.scale, ctx.causal = inputs
+    ctx.save_for_backward(q, k, v, *output, words)
+
+
+def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+    q, k, v, out, stats, words = ctx.saved_tensors
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grads = torch.ops.attemper.fa4_attention_backward(
+        dout, q, k, v, out, stats, words, ctx.scale, ctx.causal, deterministic
+    )
+    return (*grads, None, None, None)
+
+
+def _no_second_gradients(ctx: Any, *_: object) -> None:
+    raise NotImplementedError("impl='fa4' has no second derivatives; impl='reference' has")
+
+
+torch.library.impl("attemper::fa4_attention", "CUDA", _forward)
+torch.library.impl("attemper::fa4_attention_backward", "CUDA", _backward)
+torch.library.register_fake("attemper::fa4_attention", _forward_fake)
+torch.library.register_fake("attemper::fa4_attention_backward", _backward_fake)
+torch.library.register_autograd("attemper::fa4_attention", _gradients, setup_context=_save)
+torch.library.register_autograd("attemper::fa4_attention_backward", _no_second_gradients)

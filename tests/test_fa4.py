@@ -1,0 +1,259 @@
+"""impl="fa4": what it refuses, what importing it imports, and on a GPU that has it, its kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import attemper
+from attemper.errors import UnsupportedError
+from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
+from attemper.ops import fa4
+from attemper.ops.call import make_call
+from attemper.ops.choice import preference
+from attemper.ops.perturbation import Perturbation, rescue
+from attemper.ops.stream import keep_mask
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_everything_round_the_kernels() -> None:
+    # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", str(TESTS / "fa4_cases.py"), *options],
+        env={**environment, "TRITON_INTERPRET": "1"},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_importing_attemper_imports_neither_flash_attention_nor_the_cute_dsl() -> None:
+    code = "import sys, attemper; sys.exit(any(n.split('.')[0] in ('flash_attn', 'cutlass') for n in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Refusals.
+
+
+def reason(methods: list[Perturbation], queries: int = 4, keys: int = 4, **changes: object) -> str:
+    dtype, width = changes.get("dtype", torch.bfloat16), changes.get("width", 16)
+    q, k = (torch.zeros(1, 2, tokens, width, dtype=dtype) for tokens in (queries, keys))
+    v = torch.zeros(1, 2, keys, changes.get("width_v", width), dtype=dtype)
+    call = make_call(q, k, v, changes.get("mask"), bool(changes.get("causal")), None, methods, None)
+    return fa4._refuse_methods(call) or fa4._refuse_tensors(call) or ""
+
+
+def test_refusals_name_what_is_unsupported() -> None:
+    assert reason([DropKey(0.1)]) == ""
+    assert reason([Blur(), DropKey(0.5), DropHead(0.1)], causal=True) == ""
+    assert reason([]) == ""
+    assert "not 20" in reason([DropKey(0.1)], width=20)
+    assert "not 136" in reason([DropKey(0.1)], width=136)
+    assert "16 and 32" in reason([DropKey(0.1)], width_v=32)
+    assert "float32" in reason([DropKey(0.1)], dtype=torch.float32)
+    assert "attn_mask" in reason([DropKey(0.1)], mask=torch.ones(4, 4, dtype=torch.bool))
+    assert "3 queries and 4 keys" in reason([DropKey(0.1)], queries=3, causal=True)
+    assert "0.6" in reason([DropKey(0.6)])
+    assert "this call has 2" in reason([DropKey(0.1), DropKey(0.1)])
+    assert "hardmask(0.1)" in reason([HardMask(0.1)])
+    assert "dropattention(0.1" in reason([DropAttention(0.1, rescale="inverted")])
+
+
+def test_it_takes_no_part_in_torch_func() -> None:
+    found = []
+    torch.func.vmap(lambda x: found.append(reason([DropKey(0.1)])) or x)(torch.zeros(2))
+    assert "torch.func" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "wanted"),
+    [
+        ((9, 0), None, r"not installed \(pip install 'attemper\[fa4\]'\)"),
+        ((9, 0), "4.0.0b1", "needs flash-attn-4 4.0.0b36, and 4.0.0b1 is installed"),
+        ((8, 0), fa4.VERSION, "Hopper or Blackwell GPU .*this one has 8"),
+        ((12, 0), fa4.VERSION, "this one has 12"),
+        ((9, 0), fa4.VERSION, None),
+        ((10, 0), fa4.VERSION, None),
+    ],
+)
+def test_the_device_and_the_package_are_named(
+    capability: tuple[int, int], installed: str | None, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(fa4, "INSTALLED", installed)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 2, 4, 16, dtype=torch.bfloat16, device="cuda")
+    given = fa4.refuse(make_call(q, q, q, None, False, None, [DropKey(0.1)], None))
+    if wanted is None:
+        assert given is None
+    else:
+        assert re.search(wanted, str(given))
+
+
+def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
+    q = torch.randn(1, 2, 4, 16)
+    with pytest.raises(UnsupportedError, match=r"impl='fa4'.*Hopper or Blackwell.* on cpu.*These can: reference"):
+        attemper.attention(q, q, q, methods=[DropKey(0.1)], impl="fa4")
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(197, "triton"), (577, "triton"), (1024, "fa4"), (16384, "fa4")])
+def test_long_rows_ask_it_first(tokens: int, first: str) -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 2, tokens, 64, dtype=torch.bfloat16, device="cuda")
+    assert preference(make_call(q, q, q, None, False, None, [DropKey(0.1)], None)).order[0] == first
+
+
+# On a GPU.
+
+
+def here() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    q = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+    return fa4.refuse(make_call(q, q, q, None, False, None, [DropKey(0.1)], None)) is None
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not here(), reason="needs flash-attn-4 and a Hopper or Blackwell GPU")]
+ON_GPU = pytest.param("cuda", marks=gpu)
+Tensors = tuple[Tensor, ...]
+
+
+def make(heads: int, kv_heads: int, nq: int, nk: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    sizes = [(2, heads, nq, width), (2, kv_heads, nk, width), (2, kv_heads, nk, width)]
+    return tuple(torch.randn(size, device="cuda", dtype=dtype).requires_grad_() for size in sizes)
+
+
+def outputs(impl: str, qkv: Tensors, dout: Tensor, p: float, causal: bool) -> Tensors:
+    out = attemper.attention(*qkv, methods=[DropKey(p)], is_causal=causal, seed=7, impl=impl)
+    return out.detach(), *torch.autograd.grad(out, qkv, dout.to(out.dtype))
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 3, 577, 577, 64), (4, 2, 577, 577, 64), (2, 2, 1000, 1000, 128), (2, 2, 300, 1000, 64), (2, 2, 5, 5, 32)],
+)
+def test_as_exact_as_its_dtype_allows(shape: tuple[int, ...], causal: bool, p: float, device: str) -> None:
+    if causal and shape[2] != shape[3]:
+        pytest.skip("causal calls have as many queries as keys")
+    qkv = make(*shape)
+    dout = torch.randn_like(qkv[0])
+    exact = tuple(t.detach().double().requires_grad_() for t in qkv)
+    for given, wanted in zip(
+        outputs("fa4", qkv, dout, p, causal), outputs("reference", exact, dout, p, causal), strict=True
+    ):
+        assert (given.double() - wanted).norm() <= 1e-2 * wanted.norm() + 1e-3
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_masks_are_those_of_keep_mask_in_both_passes(kv_heads: int, causal: bool, device: str) -> None:
+    """Equal logits give equal weights to the keys that are kept: V shows them in the output, dO shows them in dV."""
+    n, width, p = 321, 64, 0.4
+    allowed = torch.ones(n, n, dtype=torch.bool, device=device).tril() if causal else None
+    kept = rescue(keep_mask(torch.tensor(7, device=device), (2, 4, n, n), p), allowed)
+    kept = kept if allowed is None else kept & allowed
+    q, k = (torch.zeros(2, h, n, width, dtype=torch.bfloat16, device=device) for h in (4, kv_heads))
+    group = 4 // kv_heads
+    for start in range(0, n, width):
+        units = torch.eye(n, width, dtype=torch.bfloat16, device=device).roll(start, 0)
+        units[:start] = 0
+        part = slice(start, min(start + width, n))
+        count = part.stop - part.start
+        v = units.repeat(2, kv_heads, 1, 1).requires_grad_()
+        out = attemper.attention(q, k, v, methods=[DropKey(p)], is_causal=causal, seed=7, impl="fa4")
+        assert torch.equal((out > 0)[..., :count], kept[..., part])
+        for one in range(group):
+            dout = torch.zeros_like(out).unflatten(1, (-1, group))
+            dout[:, :, one] = units
+            (dv,) = torch.autograd.grad(out, v, dout.flatten(1, 2), retain_graph=True)
+            assert torch.equal((dv > 0)[..., :count].mT, kept.unflatten(1, (-1, group))[:, :, one, part])
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_deterministic_on_request(device: str) -> None:
+    for kv_heads in (4, 2):
+        qkv = make(4, kv_heads, 1000, 1000, 64)
+        torch.use_deterministic_algorithms(True)
+        try:
+            runs = [outputs("fa4", qkv, torch.ones_like(qkv[0]), 0.1, False) for _ in range(3)]
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_a_cuda_graph_draws_fresh_masks_on_every_replay(device: str) -> None:
+    qkv = make(4, 4, 577, 577, 64)
+    dout = torch.ones_like(qkv[0])
+
+    def step() -> Tensors:
+        out = attemper.attention(*qkv, methods=[DropKey(0.3)], impl="fa4")
+        return out.detach(), *torch.autograd.grad(out, qkv, dout)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    replays = []
+    for _ in range(3):
+        graph.replay()
+        replays.append([t.clone() for t in results])
+    assert all(torch.isfinite(t).all() for replay in replays for t in replay)
+    for a, b in itertools.combinations(replays, 2):
+        assert not any(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_compiles_in_one_graph_with_the_same_masks(device: str) -> None:
+    qkv = make(4, 4, 577, 577, 64)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attemper.attention(q, k, v, methods=[DropKey(0.3)], impl="fa4")
+
+    results = []
+    for function in (call, torch.compile(call, fullgraph=True)):
+        torch.manual_seed(4)
+        results.append(function(*qkv))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_packed_inputs_are_not_copied(device: str) -> None:
+    packed = torch.randn(2, 2048, 3, 4, 64, device=device, dtype=torch.bfloat16).permute(2, 0, 3, 1, 4).unbind(0)
+    results, peaks = [], []
+    for qkv in (packed, [t.contiguous() for t in packed]):
+        for _ in range(2):  # the first call compiles
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            out = attemper.attention(*qkv, methods=[DropKey(0.1)], seed=1, impl="fa4")
+            peak = torch.cuda.max_memory_allocated() - before
+        results.append(out)
+        peaks.append(peak)
+        del out
+    assert torch.equal(*results)
+    assert peaks[0] == peaks[1]
