@@ -17,17 +17,15 @@ __all__ = ["HardMask", "largest"]
 
 
 def largest(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
-    """Boolean, True at the k largest allowed logits of every row; rows with fewer allowed keys offer all of them.
+    """Boolean, True at the k largest allowed logits of every row, and at those that equal the least of them.
 
-    Of equal logits the earlier keys come first.
+    Rows with fewer allowed keys offer all of them.
 
     >>> largest(torch.tensor([[0.3, 0.1, 0.2]]), 2).tolist()
     [[True, False, True]]
     """
     scores = logits.detach() if allowed is None else logits.detach().masked_fill(~allowed, -torch.inf)
-    least = scores.topk(k, -1).values[..., -1:]
-    above, tied = scores > least, scores == least
-    found = above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    found = scores >= scores.topk(k, -1).values[..., -1:]
     return found if allowed is None else found & allowed
 
 

@@ -73,6 +73,8 @@ def attention(call: Call) -> Tensor:
     k, v = (_take(x, order, rank, keyset.count) for x in (k, call.v))
     hidden = mask is not None and mask.dtype == torch.bool
     if (hidden or (mask is None and is_short(call))) and triton_attention.takes(call):
+        if call.attn_mask is None and keyset.kept is not None:
+            mask = keyset.kept[:, :, -1:, None].view(torch.uint8)
         out = triton_attention.plain(call.q, k, v, mask, call.scale)
     else:
         grouped = heads != k.shape[1]

@@ -121,7 +121,7 @@ def takes(call: Call) -> bool:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention without methods, (B, H, Nq, e_v); mask: boolean, of four axes."""
+    """Attention without methods, (B, H, Nq, e_v); mask: as `fused_attention` takes it, not additive."""
     return fused_attention(*_in_autocasts_dtype(q, k, v), mask, None, scale, False)
 
 

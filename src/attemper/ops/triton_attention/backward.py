@@ -20,13 +20,14 @@ from attemper.ops.triton_attention.tiles import (
     drop,
     expand_rule,
     groups_of,
-    is_hit,
+    hit_logits,
     load_rule,
     load_tile,
     load_words,
     restrict,
     store_tile,
     to_logits,
+    without_last,
 )
 
 
@@ -61,8 +62,9 @@ def load_pairs(ptr, at, n, EDGE: tl.constexpr):
 
 @triton.jit
 def key_step(
-    start, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr, pairs_ptr,
-    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale,
+    start, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
+    pairs_ptr,
+    hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, EDGE: tl.constexpr,
     SPARED: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -75,25 +77,36 @@ def key_step(
         words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE)
         lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
     rule = expand_rule(rule, 0)
     logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
+    lse = lse.to(tl.float32, bitcast=True)[None, :]
     if HARD != "none":
-        hit = is_hit(
-            logits, rule, queries[None, :], keys[:, None], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
+        hit = hit_logits(
+            logits, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
+            "neg_inf", not EDGE, MASK,
         )  # fmt: skip
-        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
-    p = tl.exp2(logits - lse.to(tl.float32, bitcast=True)[None, :])
+        p = tl.exp2(hit - lse)
+        weights = tl.where((hit == -float("inf")) & (logits > -float("inf")), tl.exp2(-lse), p)
+    else:
+        p = tl.exp2(logits - lse)
     p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, False, CAUSAL, MASK)
     if DROP:
         words = load_words(words_ptr, queries, nq, 1, EDGE)
         p = drop(p, words[None, :], columns[:, None], limit, zero, not EDGE)
     dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE)
-    dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    if HARD == "zero":  # it still has a weight
+        weights = restrict(
+            weights, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, False, CAUSAL, MASK
+        )  # fmt: skip
+        if DROP:
+            weights = drop(weights, words[None, :], columns[:, None], limit, zero, not EDGE)
+        dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
+    else:
+        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
     ds = p * (dp - delta[None, :])
-    if HARD == "zero":
-        ds = tl.where(hit, 0.0, ds)  # such a logit is a constant
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
@@ -101,7 +114,7 @@ def key_step(
 @triton.jit
 def key_tile(
     first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n, dv_ptr, dv_n,
-    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
     mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
     EDGE_N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
@@ -119,6 +132,7 @@ def key_tile(
         limit = 0
         zero = 0
         columns = keys
+    hard_columns = load_words(hard_ptr, keys, nk, 1, EDGE_N) if HARD != "none" else keys
     dk = tl.zeros((BN, BE), tl.float32)
     dv = tl.zeros((BN, BEV), tl.float32)
     begin = first // BM * BM if CAUSAL else 0
@@ -126,31 +140,36 @@ def key_tile(
     for _ in range(group):
         for start in tl.range(begin, whole, BM):
             dk, dv = key_step(
-                start, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
-                pairs_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
+                start, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n,
+                words_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
                 E, BE, EV, BEV, BM, False, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         if whole < nq:
             dk, dv = key_step(
-                whole, dk, dv, k, v, columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
-                pairs_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
+                whole, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n,
+                words_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
                 E, BE, EV, BEV, TAIL_M, True, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         q_ptr += q_h
         dout_ptr += dout_h
-        mask_ptr += mask_h
+        if MASK != "last":  # of which all heads of a group have the same
+            mask_ptr += mask_h
         tops_ptr += tops_h
         cuts_ptr += groups_of(nq) * FLAG_ROWS
         words_ptr += groups_of(nq) * FLAG_ROWS
         pairs_ptr += groups_of(nq) * FLAG_ROWS
+    if MASK == "last":
+        there = (keys < without_last(nk, mask_ptr))[:, None]
+        dk = tl.where(there, dk, 0.0)
+        dv = tl.where(there, dv, 0.0)
     store_tile(dk_ptr, dk * scale, keys, dk_n, nk, E, BE, EDGE_N)
     store_tile(dv_ptr, dv, keys, dv_n, nk, EV, BEV, EDGE_N)
 
 
 @triton.jit
 def query_step(
-    start, ahead, dq, columns, q, dout, lse, delta, words, limits, zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
-    table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+    start, ahead, dq, columns, hard_columns, q, dout, lse, delta, words, limits, zero, rule, queries, nq, nk,
+    k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -161,10 +180,11 @@ def query_step(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     logits = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
     if HARD != "none":
-        hit = is_hit(
-            logits, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        logits = hit_logits(  # as in `key_step`
+            logits, rule, hard_columns[None, :], queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k,
+            "neg_inf", not EDGE, MASK,
         )  # fmt: skip
-        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
+        hard_columns = load_words(hard_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     p = tl.exp2(logits - lse[:, None])
     p = restrict(p, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
     if DROP:
@@ -172,15 +192,13 @@ def query_step(
         columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     ds = p * (dp - delta[:, None])
-    if HARD == "zero":
-        ds = tl.where(hit, 0.0, ds)
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), columns
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), columns, hard_columns
 
 
 @triton.jit
 def query_tile(
     first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n,
-    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
     nq, nk, scale, scale_log2,
     EDGE_M: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
@@ -192,6 +210,7 @@ def query_tile(
     dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE_M)
     lse, delta = load_pairs(pairs_ptr, queries, nq, EDGE_M)
     columns = tl.arange(0, BN)
+    hard_columns = load_words(hard_ptr, columns, nk, 1, True) if HARD != "none" else columns
     if DROP:
         words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE_M)
         spared = lse == INFINITY_BITS
@@ -204,22 +223,27 @@ def query_tile(
         limits = queries
         zero = 0
     lse = lse.to(tl.float32, bitcast=True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
     rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
+    if MASK == "last":
+        whole = (end - 1) // BN * BN
+        nk = without_last(nk, mask_ptr)
     dq = tl.zeros((BM, BE), tl.float32)
     for start in tl.range(0, whole, BN):
-        dq, columns = query_step(
-            start, tl.minimum(start + BN, whole - BN), dq, columns, q, dout, lse, delta, words, limits, zero, rule,
-            queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
+        dq, columns, hard_columns = query_step(
+            start, tl.minimum(start + BN, whole - BN), dq, columns, hard_columns, q, dout, lse, delta, words, limits,
+            zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k,
+            scale_log2,
             E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     if whole < end:
         tail = whole + tl.arange(0, TAIL_N)
+        hard_tail = load_words(hard_ptr, tail, nk, 1, True) if HARD != "none" else tail
         tail = load_words(table_ptr, tail, nk, 1, True) if DROP else tail
-        dq, tail = query_step(
-            whole, whole, dq, tail, q, dout, lse, delta, words, limits, zero, rule, queries,
+        dq, tail, hard_tail = query_step(
+            whole, whole, dq, tail, hard_tail, q, dout, lse, delta, words, limits, zero, rule, queries,
             nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
             E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
@@ -231,7 +255,7 @@ def backward_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr,
     tops_ptr, mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n, dq_b, dq_h, dq_n,
     dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale, scale_log2,
+    tops_b, tops_h, tops_q, heads, group, nq, nk, scale, scale_log2,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     KEY_N: tl.constexpr, KEY_M: tl.constexpr, KEY_TAIL_N: tl.constexpr, KEY_TAIL_M: tl.constexpr,
     QUERY_M: tl.constexpr, QUERY_N: tl.constexpr, QUERY_TAIL_M: tl.constexpr, QUERY_TAIL_N: tl.constexpr,
@@ -270,14 +294,14 @@ def backward_kernel(
         if (nk % KEY_N == 0) | (first + KEY_N <= nk):
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
                 mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
                 False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         else:
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_h, tops_q,
+                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
                 mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2,
                 True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
@@ -297,14 +321,14 @@ def backward_kernel(
         if (nq % QUERY_M == 0) | (first + QUERY_M <= nq):
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
                 nq, nk, scale, scale_log2,
                 False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         else:
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
+                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
                 nq, nk, scale, scale_log2,
                 True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip

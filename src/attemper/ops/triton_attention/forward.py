@@ -21,7 +21,7 @@ from attemper.ops.triton_attention.tiles import (
     drop,
     expand_rule,
     groups_of,
-    is_hit,
+    hit_logits,
     load_bias,
     load_rule,
     load_tile,
@@ -29,6 +29,7 @@ from attemper.ops.triton_attention.tiles import (
     restrict,
     store_tile,
     to_logits,
+    without_last,
 )
 from attemper.ops.triton_attention.words import row_words
 
@@ -52,8 +53,8 @@ def in_reach(
 
 @triton.jit
 def fixed_step(
-    start, ahead, acc, total, seen, columns, q, offset, words, limit, zero, rule, queries, nq, nk, k_ptr, k_n,
-    v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+    start, ahead, acc, total, seen, columns, hard_columns, q, offset, words, limit, zero, rule, queries, nq, nk,
+    k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -65,10 +66,11 @@ def fixed_step(
         scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK
     )  # fmt: skip
     if HARD != "none":
-        hit = is_hit(
-            logits, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        logits = hit_logits(
+            logits, rule, hard_columns[None, :], queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k,
+            HARD, not EDGE, MASK,
         )  # fmt: skip
-        logits = tl.where(hit, 0.0 if HARD == "zero" else -float("inf"), logits)
+        hard_columns = load_words(hard_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     p = tl.exp2(logits - offset[:, None])
     p = restrict(p, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
     if MASK == "keys" or MASK == "full":
@@ -86,7 +88,7 @@ def fixed_step(
     total += tl.sum(p, 1)
     v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
     acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-    return acc, total, seen, columns
+    return acc, total, seen, columns, hard_columns
 
 
 @triton.jit
@@ -103,8 +105,10 @@ def online_step(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
     if HARD != "none":
-        hit = is_hit(
-            scores, rule, queries[:, None], keys[None, :], nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK
+        hard_columns = load_words(hard_ptr, keys, nk, 1, EDGE)
+        hit = hit_logits(
+            scores, rule, hard_columns[None, :], queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k,
+            HARD, not EDGE, MASK,
         )  # fmt: skip
     scores = restrict(
         scores, -float("inf"), queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK
@@ -112,7 +116,9 @@ def online_step(
     if MASK == "keys" or MASK == "full":
         seen += tl.sum((scores > -float("inf")).to(tl.float32), 1)
     if HARD != "none":
-        scores = tl.where(hit & (scores > -float("inf")), 0.0 if HARD == "zero" else -float("inf"), scores)
+        scores = restrict(
+            hit, -float("inf"), queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK
+        )  # fmt: skip
     if DROP:
         columns = load_words(table_ptr, keys, nk, 1, EDGE)
         keep = words[:, None] * columns[None, :] >= limit
@@ -135,7 +141,7 @@ def online_step(
 @triton.jit
 def forward_tile(
     first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, EDGE_M: tl.constexpr,
+    hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, EDGE_M: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
@@ -151,10 +157,13 @@ def forward_tile(
         limit = 0
         zero = 0
         words = queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
     rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
+    if MASK == "last":
+        whole = (end - 1) // BN * BN
+        nk = without_last(nk, mask_ptr)
     acc = tl.zeros((BM, BEV), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     seen = tl.zeros((BM,), tl.float32)
@@ -172,20 +181,27 @@ def forward_tile(
         top = tl.max(scores, 1)
         top = tl.where(top == -float("inf"), 0.0, top)
         columns = tl.arange(0, BN)
+        hard_columns = columns
+        if HARD != "none":
+            hard_columns = load_words(hard_ptr, columns, nk, 1, True)
         if DROP:
             columns = load_words(table_ptr, columns, nk, 1, True)
         for start in tl.range(0, whole, BN):
-            acc, total, seen, columns = fixed_step(
-                start, tl.minimum(start + BN, whole - BN), acc, total, seen, columns, q, top, words, limit, zero,
-                rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
+            acc, total, seen, columns, hard_columns = fixed_step(
+                start, tl.minimum(start + BN, whole - BN), acc, total, seen, columns, hard_columns, q, top, words,
+                limit, zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q,
+                mask_k, scale,
                 E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         if whole < end:
             tail_columns = whole + tl.arange(0, TAIL_N)
+            hard_tail = tail_columns
+            if HARD != "none":
+                hard_tail = load_words(hard_ptr, tail_columns, nk, 1, True)
             if DROP:
                 tail_columns = load_words(table_ptr, tail_columns, nk, 1, True)
-            acc, total, seen, tail_columns = fixed_step(
-                whole, whole, acc, total, seen, tail_columns, q, top, words, limit, zero, rule, queries,
+            acc, total, seen, tail_columns, hard_tail = fixed_step(
+                whole, whole, acc, total, seen, tail_columns, hard_tail, q, top, words, limit, zero, rule, queries,
                 nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
                 E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
@@ -236,7 +252,7 @@ def forward_tile(
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, out_b, out_h, out_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale,
+    tops_b, tops_h, tops_q, heads, group, nq, nk, scale,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_M: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
@@ -265,12 +281,12 @@ def forward_kernel(
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
             False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
-            hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+            hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
             True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Where the k largest logits of every row begin, exactly, ties in favour of earlier keys: what hard masking asks first.
+"""Where the k largest logits of every row begin, exactly: what hard masking asks first.
 
-A row's answer is three numbers (see `tiles.is_hit`): the largest are those above `high`, and those above `low` at a key
-up to `last`. Between `low` and `high` lies the k-th largest value alone, half-way from its neighbours. Later kernels
-compute the logits again, in other tiles; a difference in the last digit then moves nothing over a border.
+A row's answer is one number, half-way from the k-th largest value to the next smaller one. Later kernels compute the
+logits again, in other tiles; a difference in the last digit then moves nothing over the border. Logits that equal the
+k-th largest are among the largest, too.
 
 Three ways, by how much there is to look at:
 - whole: all logits of a row are on chip; take the largest value k times.
@@ -95,24 +95,16 @@ def census(
 
 
 @triton.jit
-def whole_row(x, k_largest, keys, nk):
-    """(k-th largest value, the next larger one, the next smaller one, last key) of rows that are on chip as a whole."""
+def whole_row(x, k_largest):
+    """(k-th largest value, the next smaller one) of rows that are on chip as a whole."""
     value = tl.max(x, 1)
-    above = tl.full((x.shape[0],), float("inf"), tl.float32)
     need = tl.zeros((x.shape[0],), tl.int32) + k_largest
-    count = tl.sum((x == value[:, None]).to(tl.int32), 1)
     for _ in range(1, k_largest):
-        below = tl.max(tl.where(x < value[:, None], x, -float("inf")), 1)
-        more = (count < need) & (value > -float("inf"))
-        above = tl.where(more, value, above)
-        need = tl.where(more, need - count, need)
-        value = tl.where(more, below, value)
-        count = tl.sum((x == value[:, None]).to(tl.int32), 1)
-    below = tl.max(tl.where(x < value[:, None], x, -float("inf")), 1)
-    tied = x == value[:, None]
-    place = tl.cumsum(tied.to(tl.int32), 1)
-    last = tl.max(tl.where(tied & (place <= need[:, None]), keys[None, :], -1), 1)
-    return value, above, below, tl.where(count > need, last, nk)
+        need -= tl.sum((x == value[:, None]).to(tl.int32), 1)
+        smaller = tl.max(tl.where(x < value[:, None], x, -float("inf")), 1)
+        value = tl.where(need > 0, smaller, value)
+        need = tl.where(need > 0, need, -x.shape[1] * k_largest)  # found: it stays as it is
+    return value, tl.max(tl.where(x < value[:, None], x, -float("inf")), 1)
 
 
 @triton.jit
@@ -131,15 +123,12 @@ def fill_slots(x, slots, columns):
 
 
 @triton.jit
-def read_slots(slots, k_largest):
-    """(k-th largest value, the next larger one, the next smaller or equal one, how many ties are taken)."""
+def read_slots(slots):
+    """(k-th largest value, the next smaller or equal one) of k + 1 slots; those beyond hold +inf."""
     at = tl.arange(0, slots.shape[1])
     below = tl.min(slots, 1)
     others = tl.where(at[None, :] == tl.argmin(slots, 1)[:, None], float("inf"), slots)
-    value = tl.min(others, 1)
-    larger = (at[None, :] <= k_largest) & (slots > value[:, None])
-    above = tl.min(tl.where(larger, slots, float("inf")), 1)
-    return value, above, below, k_largest - tl.sum(larger.to(tl.int32), 1)
+    return tl.min(others, 1), below
 
 
 @triton.jit
@@ -169,51 +158,31 @@ def count_digits(x, counts, base, shift):
 
 
 @triton.jit
-def read_digits(counts, base, beyond, shift, k_largest):
-    """The next four bits of the k-th largest value, and how many entries lie beyond it as far as it is known."""
+def read_digits(counts, base, shift, k_largest):
+    """The k-th largest value as far as it is known with its next four bits."""
     digits = tl.arange(0, 16)
     digit = tl.sum(((counts >= k_largest) & (digits[None, :] > 0)).to(tl.int32), 1)
-    next_count = tl.sum(tl.where(digits[None, :] == (digit + 1)[:, None], counts, 0), 1)
-    return base + (digit.to(tl.uint32) << shift), tl.where(digit < 15, next_count, beyond)
+    return base + (digit.to(tl.uint32) << shift)
 
 
 @triton.jit
-def meet_ties(x, value, need, keys, above, below, last, ties):
-    """Look through one more tile for the neighbours of a row's k-th value, and for the last key that is taken."""
-    tied = x == value[:, None]
-    place = tl.cumsum(tied.to(tl.int32), 1) + ties[:, None]
-    last = tl.maximum(last, tl.max(tl.where(tied & (place <= need[:, None]), keys[None, :], -1), 1))
-    above = tl.minimum(above, tl.min(tl.where(x > value[:, None], x, float("inf")), 1))
-    below = tl.maximum(below, tl.max(tl.where(x < value[:, None], x, -float("inf")), 1))
-    return above, below, last, ties + tl.sum(tied.to(tl.int32), 1)
-
-
-@triton.jit
-def store_cuts(cuts_ptr, plane, queries, nq, value, above, below, last, word, none):
-    """Write `low`, `high`, `last` and the row word; where `none`, nothing is among the largest.
-
-    A fifth plane says at the first row of a head whether any of its rows needs `last`, that is, has ties at its border.
+def store_cuts(cuts_ptr, queries, nq, value, below, word, none):
+    """Write where the largest begin, with the row word in one 64-bit word; where `none`, nothing is among the largest.
 
     `load_rule` reads no row beyond nq; they are written so that what is stored does not depend on chance.
     """
-    middle = value * 0.5 + above * 0.5
-    high = tl.where((middle < above) | (above == float("inf")), middle, value)
     middle = value * 0.5 + below * 0.5
     low = tl.where(middle < value, middle, below)
-    everything = value == -float("inf")  # fewer keys than k
-    high = tl.where(none, float("inf"), tl.where(everything, -float("inf"), high))
-    low = tl.where(none, float("inf"), tl.where(everything, -float("inf"), low))
-    inside = queries < groups_of(nq) * FLAG_ROWS
-    tl.store(cuts_ptr + queries, low.to(tl.int32, bitcast=True), mask=inside)
-    tl.store(cuts_ptr + plane + queries, high.to(tl.int32, bitcast=True), mask=inside)
-    tl.store(cuts_ptr + 2 * plane + queries, last, mask=inside)
-    tl.store(cuts_ptr + 3 * plane + queries, word, mask=inside)
+    low = tl.where(value == -float("inf"), -float("inf"), low)  # fewer keys than k
+    low = tl.where(none, float("inf"), low).to(tl.int32, bitcast=True)
+    pairs = (word.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+    tl.store(cuts_ptr + queries, pairs, mask=queries < groups_of(nq) * FLAG_ROWS)
 
 
 @triton.jit
 def cuts_kernel(
     q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q, plane,
+    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
     heads, group, nq, nk, scale, k_largest, unsure_tiles, unsure_rows,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
     SECOND: tl.constexpr,
@@ -240,7 +209,7 @@ def cuts_kernel(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     queries = first + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, "none")
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
     hard_limit = tl.load(hard_ptr + nk + 1)
@@ -266,7 +235,7 @@ def cuts_kernel(
             0, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
             E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-        value, above, below, last = whole_row(x, k_largest, columns, nk)
+        value, below = whole_row(x, k_largest)
     else:
         if WAY == "slots":
             at = tl.arange(0, SLOTS)
@@ -277,11 +246,10 @@ def cuts_kernel(
                     mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
                 slots = fill_slots(x, slots, columns)
-            value, above, below, need = read_slots(slots, k_largest)
-            tied = (value == below) & (value > -float("inf"))
+            value, below = read_slots(slots)
+            unknown = (value == below) & (value > -float("inf"))
         else:
             base = tl.zeros((BM,), tl.uint32)
-            beyond = tl.zeros((BM,), tl.int32)
             for level in range(8):
                 counts = tl.zeros((BM, 16), tl.int32)
                 shift = (tl.zeros((BM,), tl.int32) + (28 - 4 * level)).to(tl.uint32)
@@ -291,26 +259,16 @@ def cuts_kernel(
                         mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                     )  # fmt: skip
                     counts = count_digits(x, counts, base, shift)
-                base, beyond = read_digits(counts, base, beyond, shift, k_largest)
+                base = read_digits(counts, base, shift, k_largest)
             value = unordered(base)
-            need = k_largest - beyond
-            above = tl.full((BM,), float("inf"), tl.float32)
             below = tl.full((BM,), -float("inf"), tl.float32)
-            tied = value > -float("inf")
-        last = tl.where(tied, -1, nk + queries * 0)
-        if tl.max(tied.to(tl.int32), 0) > 0:
-            below = tl.where(tied, -float("inf"), below)
-            ties = tl.zeros((BM,), tl.int32)
+            unknown = value > -float("inf")
+        if tl.max(unknown.to(tl.int32), 0) > 0:  # one more sweep for what comes next
+            below = tl.where(unknown, -float("inf"), below)
             for start in tl.range(0, end, BN):
                 x = allowed_logits(
                     start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
                     mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
-                above, below, last, ties = meet_ties(
-                    x, value, need, start + columns, above, below, last, ties
-                )  # fmt: skip
-    store_cuts(cuts_ptr, plane, queries, nq, value, above, below, last, hard_words, none)
-    if SECOND:  # all that may be written here is 1, so it does not matter who comes first
-        ties = tl.max(((last < nk) & (queries < nq)).to(tl.int32), 0)
-        if ties > 0:
-            tl.store(cuts_ptr + 4 * plane, 1)
+                below = tl.maximum(below, tl.max(tl.where(x < value[:, None], x, -float("inf")), 1))
+    store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)

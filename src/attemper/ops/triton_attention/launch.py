@@ -36,6 +36,8 @@ def mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, .
     if mask is None:
         return q, (0, 0, 0, 0), "none"
     strides = _broadcast_strides(mask)
+    if mask.dtype == torch.uint8:
+        return mask, strides, "last"
     if mask.dtype != torch.bool:
         return mask, strides, "bias"
     return mask.view(torch.uint8), strides, "full" if strides[2] else "keys"

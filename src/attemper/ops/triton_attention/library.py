@@ -48,7 +48,8 @@ def fused_attention(
 ) -> Tensor:  # fmt: skip
     """(B, H, Nq, e_v), laid out in memory as (B, Nq, H, e_v).
 
-    mask: boolean or additive, of four axes, each of the logits' size or 1; an additive one needs its `row_tops`.
+    mask: boolean or additive, of four axes, each of the logits' size or 1; an additive one needs its `row_tops`. A mask
+        of bytes, (B, H or 1, 1, 1), only says whether the last key is there.
     table: from `drop_table`, None drops nothing.
     cuts, hard, fill: hard masking, by `row_cuts` and a `drop_table` of its own; fill is "zero", "neg_inf" or "none".
     """
@@ -89,7 +90,7 @@ def _forward(
     if out.numel() == 0:
         return out, stats, flags
     static = is_static(nq, nk)
-    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
+    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     fixed = plan.fixed and q.dtype != torch.float16
@@ -97,7 +98,7 @@ def _forward(
         q, k, v, out, stats, stats[-1], flags, stats if table is None else table,
         stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *tops_strides,
-        stats[0].numel(), heads, heads // k.shape[1], nq, nk, scale * LOG2E,
+        heads, heads // k.shape[1], nq, nk, scale * LOG2E,
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
@@ -106,8 +107,8 @@ def _forward(
     with on_device(q):
         forward_kernel[(batch * heads * -(-nq // plan.m),)](
             *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=plan.m, BN=plan.n,
-            TAIL_M=tail(nq, plan.m, static), TAIL_N=tail(nk, plan.n, static and not causal), FIXED=fixed,
-            num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+            TAIL_M=tail(nq, plan.m, static), TAIL_N=tail(nk, plan.n, static and not causal, kind == "last"),
+            FIXED=fixed, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
         )  # fmt: skip
         if fixed or table is not None:
             repair_kernel[(-(-flags.numel() // SPAN),)](
@@ -130,7 +131,7 @@ def _backward(
     if out.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     static = is_static(nq, nk)
-    plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype)
+    plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
@@ -138,7 +139,7 @@ def _backward(
     tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
     read = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
     keyed = (
-        *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides, stats[0].numel(),
+        *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides,
         heads, group, nq, nk, scale, scale * LOG2E,
     )  # fmt: skip
     known = (stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked)
@@ -158,7 +159,8 @@ def _backward(
             KEY_N=plan.key_n, KEY_M=plan.key_m,
             KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),
             QUERY_M=plan.query_m, QUERY_N=plan.query_n,
-            QUERY_TAIL_M=tail(nq, plan.query_m, static), QUERY_TAIL_N=tail(nk, plan.query_n, static and not causal),
+            QUERY_TAIL_M=tail(nq, plan.query_m, static),
+            QUERY_TAIL_N=tail(nk, plan.query_n, static and not causal, kind == "last"),
             num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
         )  # fmt: skip
         if table is not None:

@@ -53,7 +53,7 @@ def pop(first, second, third, fourth, drawn, DEPTH: tl.constexpr):
 @triton.jit
 def maxima_kernel(
     q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q, plane,
+    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
     heads, group, nq, nk, scale, k_largest,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     DEPTH: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
@@ -76,7 +76,7 @@ def maxima_kernel(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     queries = first_row + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, "none")
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
     words = queries
@@ -122,12 +122,10 @@ def maxima_kernel(
         deepest = fourth
     hidden = tl.max(deepest, 1)  # a column whose last place is taken may have seen more
 
-    above = tl.full((BM,), float("inf"), tl.float32)
-    value = above
-    below = above
+    value = tl.full((BM,), float("inf"), tl.float32)
+    below = value
     drawn = tl.zeros((BM, BN), tl.int32)
     for _ in range(k_largest + 1):
-        above = value
         value = below
         below, first, second, third, fourth, drawn = pop(first, second, third, fourth, drawn, DEPTH)
     lost = (hidden >= below) & (tl.cdiv(end, BN) > DEPTH)
@@ -135,5 +133,4 @@ def maxima_kernel(
     few = below == -float("inf")  # equal ones that are drawn together cannot be told from a short row
     unsure = (lost | equal | few) & (queries < nq)
     tl.store(unsure_ptr + pid, tl.max(unsure.to(tl.int32), 0))
-    store_cuts(cuts_ptr, plane, queries, nq, value, above, below, queries * 0 + nk, hard_words, none)
-    tl.store(cuts_ptr + 4 * plane + queries, queries * 0, mask=queries < groups_of(nq) * FLAG_ROWS)
+    store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)

@@ -89,13 +89,14 @@ def padded(width: int) -> int:
     return max(16, 1 << max(width - 1, 0).bit_length())
 
 
-def tail(n: int, block: int, static: bool) -> int:
-    """The size of the tile that holds what n leaves beyond whole blocks.
+def tail(n: int, block: int, static: bool, never_empty: bool = False) -> int:
+    """The size of the tile that holds what n leaves beyond whole blocks; `never_empty`: a whole block if need be.
 
-    >>> tail(197, 64, True), tail(197, 64, False)
-    (16, 64)
+    >>> tail(197, 64, True), tail(197, 64, False), tail(128, 64, True, True)
+    (16, 64, 64)
     """
-    return padded(n % block) if static else block
+    left = (n - 1) % block + 1 if never_empty else n % block
+    return padded(left) if static else block
 
 
 def is_static(nq: int, nk: int) -> bool:
@@ -111,8 +112,8 @@ def is_static(nq: int, nk: int) -> bool:
     return (nq, nk) in _seen
 
 
-def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPlan:
-    """Tiles of the forward kernel; width is the larger of the padded head widths."""
+def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False) -> ForwardPlan:
+    """Tiles of the forward kernel; width is the larger of the padded head widths; hard: with hard masking."""
     tokens = max(nq, nk)
     if dtype == torch.float32:
         return ForwardPlan(32, 32, 4, 2) if width <= 64 else ForwardPlan(16, 32, 4, 1)
@@ -125,7 +126,7 @@ def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPla
     return ForwardPlan(64, 64, 4, 3, registers=None if tokens <= 768 else 128)
 
 
-def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> BackwardPlan:
+def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False) -> BackwardPlan:
     """Tiles of the backward kernel."""
     tokens = max(nq, nk)
     if dtype == torch.float32:

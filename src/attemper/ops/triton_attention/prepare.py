@@ -54,7 +54,7 @@ def row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
     causal: bool, largest: int, spare: bool,
 ) -> Tensor:  # fmt: skip
-    """(5, B, H, rows) int32: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
+    """(B, H, rows) int64: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
 
     table: of the method that dropped keys before, if one did; hard: the table of hard masking itself.
     spare: leave a row alone of which every key would be dropped.
@@ -117,7 +117,7 @@ def _row_cuts(
     unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
     arguments = (
         q, k, cuts, unsure, hard if table is None else table, hard, row_top, masked,
-        *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides, cuts[0].numel(),
+        *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides,
         heads, heads // k.shape[1], nq, nk, scale * LOG2E, largest,
     )  # fmt: skip
     constants = {
@@ -126,9 +126,7 @@ def _row_cuts(
     }  # fmt: skip
     static = is_static(nq, nk)
     with on_device(q):
-        if fast is None:
-            cuts[4].fill_(1)
-        else:
+        if fast is not None:
             maxima_kernel[(batch * heads * tiles,)](
                 *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m, BN=fast.n,
                 DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
@@ -141,7 +139,7 @@ def _row_cuts(
 
 
 def _row_cuts_fake(q: Tensor, *_: object) -> Tensor:
-    return q.new_empty((5, *q.shape[:2], (q.shape[2] + FLAG_ROWS - 1) // FLAG_ROWS * FLAG_ROWS), dtype=torch.int32)
+    return q.new_empty((*q.shape[:2], (q.shape[2] + FLAG_ROWS - 1) // FLAG_ROWS * FLAG_ROWS), dtype=torch.int64)
 
 
 for _device in DEVICES:

@@ -20,7 +20,9 @@ from attemper.ops.triton_attention.tiles import (
     groups_of,
     load_rule,
     load_tile,
+    load_words,
     store_tile,
+    without_last,
 )
 from attemper.ops.triton_attention.words import row_words
 
@@ -28,7 +30,7 @@ from attemper.ops.triton_attention.words import row_words
 @triton.jit
 def repair_rows(
     first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flag_ptr, table_ptr,
-    hard_ptr, cuts_ptr, plane, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
+    hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -41,8 +43,10 @@ def repair_rows(
     else:
         limit = 0
         words = queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
     rule = expand_rule(rule, 1)
+    if MASK == "last":
+        nk = without_last(nk, mask_ptr)
     end = tl.minimum(nk, first + FLAG_ROWS) if CAUSAL else nk
     spared = tl.zeros((FLAG_ROWS,), tl.int32)
     acc = tl.zeros((FLAG_ROWS, BEV), tl.float32)
@@ -83,7 +87,7 @@ def repair_rows(
 def repair_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, out_b, out_h, out_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, plane, heads, group, nq, nk, scale, flags,
+    tops_b, tops_h, tops_q, heads, group, nq, nk, scale, flags,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +106,7 @@ def repair_kernel(
                     k_ptr + b * k_b + (h // group) * k_h, k_n, v_ptr + b * v_b + (h // group) * v_h, v_n,
                     out_ptr + b * out_b + h * out_h, out_n, lse_ptr + head.to(tl.int64) * groups * FLAG_ROWS,
                     words_ptr + head.to(tl.int64) * groups * FLAG_ROWS, flags_ptr + spot, table_ptr,
-                    hard_ptr, cuts_ptr + head.to(tl.int64) * groups * FLAG_ROWS, plane,
+                    hard_ptr, cuts_ptr + head.to(tl.int64) * groups * FLAG_ROWS,
                     tops_ptr + b * tops_b + h * tops_h, tops_q,
                     mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, nq, nk, scale,
                     E, BE, EV, BEV, BN, DROP, HARD, CAUSAL, MASK, PRECISION,
@@ -113,7 +117,7 @@ def repair_kernel(
 def spared_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, words_ptr, flags_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr,
     mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
-    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q, plane,
+    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
     heads, group, nq, nk, scale, scale_log2, share, flags,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
@@ -138,13 +142,15 @@ def spared_kernel(
                         keys = start + tl.arange(0, BN)
                         k = load_tile(k_ptr + b * k_b + (h // group) * k_h, keys, k_n, nk, E, BE, True)
                         v = load_tile(v_ptr + b * v_b + (h // group) * v_h, keys, v_n, nk, EV, BEV, True)
+                        hard_columns = load_words(hard_ptr, keys, nk, 1, True) if HARD != "none" else keys
                         dk_at = dk_ptr + b * dk_b + (h // group) * dk_h
                         dv_at = dv_ptr + b * dv_b + (h // group) * dv_h
                         dk, dv = key_step(
-                            first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), k, v, keys, 0, 0,
-                            keys, nq, nk, q_ptr + b * q_b + h * q_h, q_n, dout_ptr + b * dout_b + h * dout_h, dout_n,
+                            first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), k, v, keys,
+                            hard_columns, 0, 0, keys, nq, nk, q_ptr + b * q_b + h * q_h, q_n,
+                            dout_ptr + b * dout_b + h * dout_h, dout_n,
                             words_ptr + head * groups * FLAG_ROWS, pairs_ptr + head * groups * FLAG_ROWS,
-                            hard_ptr, cuts_ptr + head * groups * FLAG_ROWS, plane,
+                            hard_ptr, cuts_ptr + head * groups * FLAG_ROWS,
                             tops_ptr + b * tops_b + h * tops_h, tops_q,
                             mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, scale_log2,
                             E, BE, EV, BEV, FLAG_ROWS, True, True, False, HARD, CAUSAL, MASK, PRECISION,

@@ -74,7 +74,7 @@ def restrict(
 
     queries, keys: index tensors that broadcast to x, such as (BM, 1) and (1, BN), or transposed.
     EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries), "full", or "bias", which is added to
-    the logits and forbids nothing by itself.
+    the logits and forbids nothing by itself, or "last", which `without_last` has put into nk.
     """
     if EDGE:
         x = tl.where(keys < nk, x, fill)
@@ -89,6 +89,12 @@ def restrict(
 
 
 @triton.jit
+def without_last(nk, mask_ptr):
+    """How many keys there are, where MASK is "last": its one element says whether the last of nk is among them."""
+    return nk - (tl.load(mask_ptr) == 0).to(tl.int32)
+
+
+@triton.jit
 def load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k):
     """An additive mask in float32, 0 beyond its borders."""
     at = mask_ptr + queries.to(tl.int64) * mask_q + keys * mask_k
@@ -96,12 +102,12 @@ def load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k):
 
 
 @triton.jit
-def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK: tl.constexpr, HARD: tl.constexpr):
+def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK: tl.constexpr, HARD: tl.constexpr):
     """What rows know about additive masks and hard masking, as a tuple that the functions below take apart.
 
     floor, shift, live: an additive mask leaves keys above `floor` in reach. Where it has pushed a whole row so far down
     that nothing is left of the content, the content counts 0 times (`live`), and `shift` brings the row back.
-    low, high, last, word, limit, ties: see `is_hit`.
+    low, word, limit, zero: see `hit_logits`.
     """
     floor = queries
     shift = queries
@@ -112,30 +118,25 @@ def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, plane, hard_ptr, MASK
         live = tl.where(top < ABSORBING, 0.0, 1.0)
         shift = tl.where((top < ABSORBING) & (top > -float("inf")), top, 0.0)
     low = queries
-    high = queries
-    last = queries
     word = queries
     limit = 0
-    ties = 0
+    zero = 0
     if HARD != "none":
-        inside = queries < nq
-        low = tl.load(cuts_ptr + queries, mask=inside, other=INFINITY_BITS).to(tl.float32, bitcast=True)
-        high = tl.load(cuts_ptr + plane + queries, mask=inside, other=INFINITY_BITS).to(tl.float32, bitcast=True)
-        last = tl.load(cuts_ptr + 2 * plane + queries, mask=inside, other=0)
-        word = tl.load(cuts_ptr + 3 * plane + queries, mask=inside, other=1)
+        pairs = tl.load(cuts_ptr + queries, mask=queries < nq, other=INFINITY_BITS)
+        low = pairs.to(tl.int32)
+        word = (pairs >> 32).to(tl.int32)
         limit = tl.load(hard_ptr + nk + 1)
-        ties = tl.load(cuts_ptr + 4 * plane)
-    return floor, shift, live, low, high, last, word, limit, ties
+        zero = tl.load(hard_ptr + nk + 2)
+    return floor, shift, live, low, word, limit, zero
 
 
 @triton.jit
 def expand_rule(rule, AXIS: tl.constexpr):
     """The tuple of `load_rule`, to be broadcast along an axis of a tile: 1 where queries run down, 0 where across."""
-    floor, shift, live, low, high, last, word, limit, ties = rule
+    floor, shift, live, low, word, limit, zero = rule
     return (
         tl.expand_dims(floor, AXIS), tl.expand_dims(shift, AXIS), tl.expand_dims(live, AXIS),
-        tl.expand_dims(low, AXIS), tl.expand_dims(high, AXIS), tl.expand_dims(last, AXIS),
-        tl.expand_dims(word, AXIS), limit, ties,
+        tl.expand_dims(low, AXIS), tl.expand_dims(word, AXIS), limit, zero,
     )  # fmt: skip
 
 
@@ -146,23 +147,6 @@ def to_logits(scores, scale, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask
         bias = load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k)
         return scores * (rule[2] * scale) + (bias - rule[1]) * LOG2E
     return scores * scale
-
-
-@triton.jit
-def is_hit(logits, rule, queries, keys, nq, nk, hard_ptr, mask_ptr, mask_q, mask_k, MASK: tl.constexpr):
-    """Whether hard masking drops an element: one of the largest of its row, allowed, and not kept.
-
-    The largest lie above `low`. Where some row of the head has `ties` at this border, they lie above `high`, or above
-    `low` and at a key up to `last`. Between the two there is one value only, the k-th largest, so a logit that comes
-    out a little different here is still taken for what it is.
-    """
-    columns = tl.load(hard_ptr + keys, mask=keys < nk, other=1)
-    hit = (logits > rule[3]) & (rule[6] * columns < rule[7])
-    if rule[8] > 0:
-        hit = hit & ((logits > rule[4]) | (keys <= rule[5]))
-    if MASK == "bias":
-        hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
-    return hit
 
 
 # What `drop` does to four elements: multiply, compare, select. The products also add a word that is always zero. The
@@ -199,3 +183,53 @@ def drop(p, words, columns, limit, zero, LARGE: tl.constexpr):
         )  # fmt: skip
         return bits.to(tl.float32, bitcast=True)
     return tl.where(words * columns >= limit, p, 0.0)
+
+
+# What `hit_logits` does to four elements: multiply, compare twice, select; the word that is always zero as above.
+HIT_ASM = """{
+    .reg .pred k0, k1, k2, k3;
+    .reg .b32 z, t0, t1, t2, t3;
+    and.b32 z, $4, $20;
+    mad.lo.s32 t0, $8, $12, z;
+    mad.lo.s32 t1, $9, $13, z;
+    mad.lo.s32 t2, $10, $14, z;
+    mad.lo.s32 t3, $11, $15, z;
+    setp.lt.s32 k0, t0, $16;
+    setp.lt.s32 k1, t1, $17;
+    setp.lt.s32 k2, t2, $18;
+    setp.lt.s32 k3, t3, $19;
+    setp.gt.and.f32 k0, $4, $24, k0;
+    setp.gt.and.f32 k1, $5, $25, k1;
+    setp.gt.and.f32 k2, $6, $26, k2;
+    setp.gt.and.f32 k3, $7, $27, k3;
+    selp.b32 $0, FILL, $4, k0;
+    selp.b32 $1, FILL, $5, k1;
+    selp.b32 $2, FILL, $6, k2;
+    selp.b32 $3, FILL, $7, k3;
+}"""
+ZERO_ASM = tl.constexpr(HIT_ASM.replace("FILL", "0x00000000"))
+NEG_INF_ASM = tl.constexpr(HIT_ASM.replace("FILL", "0xFF800000"))
+HIT_CONSTRAINTS = tl.constexpr("=r,=r,=r,=r," + ",".join(["r"] * 24))
+
+
+@triton.jit
+def hit_logits(
+    logits, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
+    FILL: tl.constexpr, LARGE: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """Logits after hard masking: 0 or −inf (by FILL) where one of the largest of its row, allowed, was not kept.
+
+    The largest lie above `low`, which is half-way from the least of them to the next smaller value. So a logit that
+    comes out a little different here is still taken for what it is.
+    """
+    if LARGE and MASK != "bias" and not INTERPRETED:
+        bits = tl.inline_asm_elementwise(
+            ZERO_ASM if FILL == "zero" else NEG_INF_ASM, HIT_CONSTRAINTS,
+            [logits.to(tl.int32, bitcast=True), rule[4], columns, rule[5], rule[6], rule[3]],
+            dtype=tl.int32, is_pure=True, pack=4,
+        )  # fmt: skip
+        return bits.to(tl.float32, bitcast=True)
+    hit = (logits > rule[3].to(tl.float32, bitcast=True)) & (rule[4] * columns < rule[5])
+    if MASK == "bias":
+        hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
+    return tl.where(hit, 0.0 if FILL == "zero" else -float("inf"), logits)

@@ -10,6 +10,7 @@ from attemper.ops import stream
 
 STEP = tl.constexpr(stream.STEP)
 QUERY_STEP = tl.constexpr(stream.QUERY_STEP)
+LANE_STEP = tl.constexpr(stream.LANE_STEP)
 COLUMN_SALT = tl.constexpr(stream.COLUMN_SALT)
 MIX_1 = tl.constexpr(stream.MIX_1)
 MIX_2 = tl.constexpr(stream.MIX_2)

@@ -32,32 +32,33 @@ def add_neighbour(
     weight = tl.where(there, tap, 0.0)
     if TRANSPOSED:
         weight = weight * tl.load(inverse_ptr + at, mask=there, other=0.0)
-    values = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there[:, None] & inside, other=0.0)
+    values = tl.load((x_ptr + at * x_n)[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
     return acc + weight[:, None] * values.to(tl.float32), norm + weight
 
 
 @triton.jit
 def blur_kernel(
     x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
-    lane_step, sigma, heads, n, prefix, rows, cols,
+    lane_step, sigma, total, heads, n, prefix, rows, cols,
     E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, REAL: tl.constexpr,
     TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
 
     TRANSPOSED: its gradient; x is then that of the means.
-    Grid: sample × head × block of tokens, blocks fastest. GRID: tokens behind the prefix lie on an image row by row.
+    Grid: blocks of BLOCK tokens, counted through all heads, so that none is half empty but the last.
+    GRID: tokens behind the prefix lie on an image row by row.
     """
-    blocks = (n + BLOCK - 1) // BLOCK
-    pid = tl.program_id(0)
-    head = pid // blocks
-    tokens = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
-    b = (head // heads).to(tl.int64)
-    h = (head % heads).to(tl.int64)
+    line = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    head = line // n
+    tokens = (line % n).to(tl.int32)
+    there_at_all = head < total
+    b = head // heads
+    h = head % heads
     x_ptr += b * x_b + h * x_h
     out_ptr += b * out_b + h * out_h
     real_ptr += b * real_b + h * real_h
-    inverse_ptr += head.to(tl.int64) * n
+    inverse_ptr += head * n
     columns = tl.arange(0, BE)
     inside = columns[None, :] < E
 
@@ -69,7 +70,7 @@ def blur_kernel(
     norm = tl.zeros((BLOCK,), tl.float32)
     if GRID:
         place = tokens - prefix
-        on_grid = (place >= 0) & (tokens < n)
+        on_grid = (place >= 0) & there_at_all
         row = place // cols
         col = place % cols
         for dy in tl.static_range(-half, half + 1):
@@ -88,23 +89,23 @@ def blur_kernel(
                 tap = tl.exp(-0.5 * (offset * offset) / (width * width))
                 at = tokens - offset if TRANSPOSED else tokens + offset
                 acc, norm = add_neighbour(
-                    acc, norm, tap, at, (at >= 0) & (at < n) & (tokens < n), x_ptr, x_n, real_ptr, real_n, inverse_ptr,
+                    acc, norm, tap, at, (at >= 0) & (at < n) & there_at_all, x_ptr, x_n, real_ptr, real_n, inverse_ptr,
                     columns, inside, REAL, TRANSPOSED,
                 )  # fmt: skip
 
     if TRANSPOSED:
         if REAL:
-            acc = tl.where(tl.load(real_ptr + tokens * real_n, mask=tokens < n, other=0)[:, None] != 0, acc, 0.0)
+            acc = tl.where(tl.load(real_ptr + tokens * real_n, mask=there_at_all, other=0)[:, None] != 0, acc, 0.0)
     else:
         inverse = tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
         acc = acc * inverse[:, None]
-        tl.store(inverse_ptr + tokens, inverse, mask=tokens < n)
+        tl.store(inverse_ptr + tokens, inverse, mask=there_at_all)
     if GRID:  # what stands before the patches stays as it is
-        before = (tokens < prefix)[:, None]
-        own = tl.load(x_ptr + tokens[:, None] * x_n + columns[None, :], mask=before & inside, other=0.0)
+        before = (there_at_all & (tokens < prefix))[:, None]
+        own = tl.load((x_ptr + tokens * x_n)[:, None] + columns[None, :], mask=before & inside, other=0.0)
         acc = tl.where(before, own.to(tl.float32), acc)
-    at = out_ptr + tokens[:, None] * out_n + columns[None, :]
-    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=(tokens < n)[:, None] & inside)
+    at = (out_ptr + tokens * out_n)[:, None] + columns[None, :]
+    tl.store(at, acc.to(at.dtype.element_ty), mask=there_at_all[:, None] & inside)
 
 
 @triton.jit

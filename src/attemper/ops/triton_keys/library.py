@@ -15,7 +15,9 @@ from attemper.ops.triton_attention.plan import padded
 __all__ = ["blur_keys", "draw_order", "take_keys"]
 
 TOKENS = 64
-"""Tokens that one program owns."""
+"""Tokens that one program moves."""
+ELEMENTS = 2048
+"""Numbers that one program blurs."""
 SORTED = 64
 """Keys that one program ranks."""
 
@@ -92,10 +94,11 @@ def _launch_blur(
         strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
     prefix, rows, cols = grid or (0, 0, 0)
     with on_device(x):
-        blur_kernel[(batch * heads * -(-n // TOKENS),)](
+        block = max(16, ELEMENTS // padded(e))
+        blur_kernel[(-(-batch * heads * n // block),)](
             x, seed, known, out, inverse, *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
-            heads, n, prefix, rows, cols, E=e, BE=padded(e), W=w, CAUSAL=causal, GRID=bool(grid),
-            REAL=real is not None, TRANSPOSED=transposed, BLOCK=TOKENS, num_warps=4,
+            batch * heads, heads, n, prefix, rows, cols, E=e, BE=padded(e), W=w, CAUSAL=causal, GRID=bool(grid),
+            REAL=real is not None, TRANSPOSED=transposed, BLOCK=block, num_warps=4,
         )  # fmt: skip
 
 
