@@ -8,14 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from attemper.outputs import IGNORED
 from attemper.tasks.corpus import Corpus
 from attemper.tasks.errors import DataError
 from attemper.tasks.vocabulary import BEGIN, END, MARKS, PADDING, Level, Vocabulary, split
 
-__all__ = ["IGNORED", "Side", "TextShape", "TextSource", "encode"]
-
-IGNORED = -100
-"""The target of a position that does not count: padding. torch's cross-entropy leaves it out by itself."""
+__all__ = ["Side", "TextShape", "TextSource", "encode"]
 
 
 @dataclasses.dataclass(frozen=True)

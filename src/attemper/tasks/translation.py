@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.outputs import logits_of
+from attemper.outputs import IGNORED, logits_of
 from attemper.tasks.augment import Augment, parse_augmentation
 from attemper.tasks.classification import Metrics
 from attemper.tasks.corpus import Corpora, Corpus, read_corpora
@@ -22,7 +22,7 @@ from attemper.tasks.errors import DataError
 from attemper.tasks.seeds import generator
 from attemper.tasks.source import Source
 from attemper.tasks.split import FIXED
-from attemper.tasks.text import IGNORED, Side, TextShape, TextSource, encode
+from attemper.tasks.text import Side, TextShape, TextSource, encode
 from attemper.tasks.vocabulary import UNKNOWN, Level, Vocabulary, join, split
 
 __all__ = ["TranslationTask", "Translator", "bleu", "open_translation"]
