@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,12 @@ def test_training_pairs_that_are_too_long_are_left_out_and_test_sentences_are_cu
     assert "3 pairs of test.en and test.de, 2 sources are cut to 4 tokens" in lines[3]
 
 
+def test_nobody_is_asked_to_end_a_translation_that_was_cut(folder: Path) -> None:
+    test = parts_of(translation(folder, "length=4"))[2]
+    ended = [END in targets for targets in test.targets.tolist()]
+    assert ended == [len(split(sentence, "word")) <= 4 for sentence in DE[2:]] == [False, True, True]
+
+
 def test_a_length_that_leaves_nothing_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match=r"has 0 training pairs to use, .* are empty or longer than length=2"):
         translation(folder, "length=2")
@@ -235,7 +241,7 @@ def test_a_wrong_option_is_refused(folder: Path, options: str, message: str) -> 
 
 
 def test_a_missing_sacrebleu_is_named_before_any_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)  # what an import finds where there is none
     with pytest.raises(ParameterError, match=r"pip install 'attemper\[text\]'"):
         open_task("numerals")
 
@@ -252,6 +258,17 @@ def test_the_most_frequent_words_are_kept_and_rare_ones_are_unknown() -> None:
     assert Vocabulary.of(sentences).words[4:] == ("a", "b", "d")
     assert Vocabulary.of(sentences, most=1).words[4:] == ("a",)
     assert Vocabulary.of(sentences).encode(["a", "c"]) == [4, UNKNOWN]
+
+
+def test_a_language_that_sacrebleu_cannot_split_is_refused_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(**_: Any) -> None:
+        raise RuntimeError("Japanese needs\n\n extra dependencies")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", lacking)
+    with pytest.raises(ParameterError, match="cannot measure 'de': Japanese needs extra dependencies"):
+        translation(folder)
 
 
 def test_bleu_is_sacrebleus() -> None:
@@ -396,7 +413,12 @@ def test_validation_bleu_is_computed_on_the_first_sentences_and_test_bleu_on_all
 ) -> None:
     task = translation(folder, "scored=1")
     counts: list[int] = []
-    monkeypatch.setattr("attemper.tasks.translation.bleu", lambda found, *_: counts.append(len(found)) or 0.0)
+
+    def count(hypotheses: list[str], *_: Any) -> float:
+        counts.append(len(hypotheses))
+        return 0.0
+
+    monkeypatch.setattr("attemper.tasks.translation.bleu", count)
     model = build_model("seq2seq(depth=1, width=16, heads=2)", task.shape).eval()
     with torch.no_grad():
         for part in parts_of(task):

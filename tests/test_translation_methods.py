@@ -96,7 +96,7 @@ def test_a_schedule_runs_through_the_encoder_and_then_through_the_decoder() -> N
 
 def test_each_kind_of_attention_is_computed_with_the_methods_and_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int, bool, bool, str]] = []
-    plain = attemper.seam.attention
+    plain = attemper.attention
 
     def spy(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Any = None, is_causal: bool = False, **rest: Any) -> Tensor:
         calls.append((q.shape[2], k.shape[2], attn_mask is not None, is_causal, str(rest["methods"][0])))

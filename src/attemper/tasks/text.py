@@ -63,18 +63,20 @@ class Side:
     length: int
     level: Level
 
-    def numbers(self, sentence: str) -> list[int]:
-        """A sentence, cut to `length`, with the end mark behind it."""
-        return [*self.vocabulary.encode(split(sentence, self.level)[: self.length]), END]
+    def numbers(self, sentence: str, cut: int = END) -> list[int]:
+        """A sentence with the end mark behind it; one that is too long is cut, and `cut` stands behind it."""
+        tokens = split(sentence, self.level)
+        return [*self.vocabulary.encode(tokens[: self.length]), END if len(tokens) <= self.length else cut]
 
 
 def encode(corpus: Corpus, source: Side, target: Side, scored: int | None = None) -> TextSource:
     """A corpus as samples.
 
-    What the model is given of the target is shifted by one against what it shall predict, and starts with a mark.
+    What the model is given of the target is shifted by one against what it shall predict, and starts with a mark. Where
+    a translation is cut, nobody is asked to predict its end.
     """
     inputs = [source.numbers(sentence) for sentence in corpus.source]
-    wanted = [target.numbers(sentence) for sentence in corpus.target]
+    wanted = [target.numbers(sentence, cut=IGNORED) for sentence in corpus.target]
     given = [[BEGIN, *sentence[:-1]] for sentence in wanted]
     tokens = torch.cat([_padded(inputs, source.length + 1, PADDING), _padded(given, target.length + 1, PADDING)], 1)
     return TextSource(tokens.int(), _padded(wanted, target.length + 1, IGNORED), corpus.target, scored)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +23,9 @@ from attemper.tasks.source import Source
 from attemper.tasks.split import FIXED
 from attemper.tasks.text import Side, TextShape, TextSource, encode
 from attemper.tasks.vocabulary import UNKNOWN, Level, Vocabulary, join, split
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
 
 __all__ = ["TranslationTask", "Translator", "bleu", "open_translation"]
 
@@ -95,7 +97,7 @@ def make_task(
     language: str = "",
 ) -> TranslationTask:
     """A task of some corpora. The training text alone decides about vocabularies and lengths."""
-    _require_sacrebleu()
+    make_scorer(language)  # so that what it lacks is said now, not after the first epoch
     if level not in ("word", "char"):
         raise ParameterError(f"'{name}': level is {level!r}; it must be word or char.")
     training, held = corpora.train, corpora.test
@@ -117,12 +119,6 @@ def make_task(
         scored=scored,
         language=language,
     )
-
-
-def _require_sacrebleu() -> None:
-    """Said when a task is opened: after the first epoch would be late."""
-    if importlib.util.find_spec("sacrebleu") is None:
-        raise ParameterError("Translations are measured by sacrebleu, which is missing: pip install 'attemper[text]'.")
 
 
 def _hold_out(corpus: Corpus, held: int, seed: int) -> tuple[Corpus, Corpus]:
@@ -284,7 +280,19 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str = "
     >>> bleu(["a dog sleeps in the sun"], ["a dog sleeps in the sun"])
     1.0
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    score = BLEU(trg_lang=language, force=True).corpus_score(list(hypotheses), [list(references)])
+    score = make_scorer(language).corpus_score(list(hypotheses), [list(references)])
     return min(1.0, float(score.score) / 100)
+
+
+def make_scorer(language: str) -> BLEU:
+    """sacrebleu's BLEU with its defaults for a language."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+
+        return BLEU(trg_lang=language, force=True)
+    except ModuleNotFoundError:
+        raise ParameterError(
+            "Translations are measured by sacrebleu, which is missing: pip install 'attemper[text]'."
+        ) from None
+    except RuntimeError as error:  # it splits words of some languages by packages of their own
+        raise ParameterError(f"sacrebleu cannot measure '{language}': {' '.join(str(error).split())}") from None
