@@ -389,11 +389,11 @@ def spec(recipe: str, **budget: Any) -> RunSpec:
 
 
 def test_bleu_rises_while_a_model_learns_the_numbers() -> None:
-    wanted = spec("dropkey(0.05)", epochs=6, lr=3e-3, batch_size=32)
+    wanted = spec("dropkey(0.05)", epochs=3, lr=3e-3, batch_size=32, validation=0.1)
     result = run(wanted, open_task(wanted.task), device="cpu")
     course = [entry["validation"]["bleu"] for entry in result["curve"]]
     assert result["metric"] == "bleu"
-    assert course[0] < 0.3
+    assert course[0] < 0.3 < course[-1]
     assert result["test"]["bleu"] > 0.7
     assert set(result["test"]) == {"bleu", "accuracy", "loss"}
     assert {row["method"] for row in result["rates"]} == {"dropkey"}
