@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 
-__all__ = ["frozen_batch_norm", "logits_of"]
+__all__ = ["IGNORED", "counted_in", "frozen_batch_norm", "logits_of"]
+
+IGNORED = -100
+"""The target of a position at which nothing is to be predicted, such as padding. torch's cross-entropy skips it."""
 
 
 def logits_of(out: Any) -> Tensor:
@@ -28,6 +31,14 @@ def logits_of(out: Any) -> Tensor:
         "a comparison of two passes needs logits: a tensor, a dict or output with 'logits', or a tuple that starts "
         f"with them; the model returned {type(out).__name__}"
     )
+
+
+def counted_in(targets: Tensor) -> Tensor | None:
+    """Which positions of a batch have something to predict, boolean (B, N); None: all of them.
+
+    targets: classes (B, N), `IGNORED` at padding; or one class per sample, or probabilities, where everything counts.
+    """
+    return targets != IGNORED if targets.dim() > 1 and not targets.is_floating_point() else None
 
 
 @contextlib.contextmanager

@@ -177,11 +177,14 @@ class Tempered:
         return [(name, module, action) for name, module in tempered for action in state_of(module).actions]
 
     # ----------------------------------------------------------------------------------------------------- the loss
-    def loss(self, forward: Callable[[], Any], criterion: Callable[[Any], Tensor]) -> Tensor:
+    def loss(
+        self, forward: Callable[[], Any], criterion: Callable[[Any], Tensor], counted: Tensor | None = None
+    ) -> Tensor:
         """The training loss: the task's own, the penalties, and the comparison of two passes if the recipe has one.
 
         forward: runs the model and returns its output: a tensor, a dict with "logits", or a Transformers output.
         criterion: turns that output into a scalar.
+        counted: for logits (B, N, classes) of sequences, boolean (B, N): False at padding, which is not compared.
         """
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
         first = forward()
@@ -194,7 +197,7 @@ class Tempered:
                 second = forward()
         finally:
             self.control.muted = False
-        divergence = comparison.compare(logits_of(first), logits_of(second))
+        divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
         return penalised + criterion(second) / 2 + comparison.strength * divergence
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
@@ -345,6 +348,18 @@ class Tempered:
 
     def __repr__(self) -> str:
         return f"<Tempered {type(self.model).__name__}: {describe(self.methods)}>"
+
+
+def _fitting(counted: Tensor | None, logits: Tensor) -> tuple[Tensor, ...]:
+    """What a comparison is given besides two passes: nothing where everything counts."""
+    if counted is None:
+        return ()
+    if counted.dtype != torch.bool or counted.shape != logits.shape[:-1]:
+        raise ParameterError(
+            f"counted must be boolean, one value for every prediction; got {counted.dtype} {tuple(counted.shape)} for "
+            f"logits {tuple(logits.shape)}"
+        )
+    return (counted,)
 
 
 def _cell(row: Row | None) -> str:

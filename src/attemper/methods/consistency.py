@@ -15,11 +15,17 @@ from attemper.methods.kinds import LossTerm
 __all__ = ["Consistency", "RDrop", "divergence"]
 
 
-def divergence(first: Tensor, second: Tensor) -> Tensor:
-    """KL(softmax first ‖ softmax second) over the last axis, mean over everything else: a scalar."""
+def divergence(first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
+    """KL(softmax first ‖ softmax second) over the last axis, mean over everything else that counts: a scalar.
+
+    counted: boolean, of the logits' shape without its last axis; None: everything counts.
+    """
     dtype = torch.promote_types(first.dtype, torch.float32)
     p, q = F.log_softmax(first, -1, dtype=dtype), F.log_softmax(second, -1, dtype=dtype)
-    return (p.exp() * (p - q)).sum(-1).mean()
+    each = (p.exp() * (p - q)).sum(-1)
+    if counted is None:
+        return each.mean()
+    return each.masked_fill(~counted, 0.0).sum() / counted.sum().clamp_min(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +47,9 @@ class Consistency(Method, LossTerm):
         object.__setattr__(self, "strength", check_number("strength", self.strength))
         check_choice("direction", self.direction, ("forward", "symmetric"))
 
-    def compare(self, first: Tensor, second: Tensor) -> Tensor:
-        forward = divergence(first, second)
-        return forward if self.direction == "forward" else (forward + divergence(second, first)) / 2
+    def compare(self, first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
+        forward = divergence(first, second, counted)
+        return forward if self.direction == "forward" else (forward + divergence(second, first, counted)) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,5 +68,5 @@ class RDrop(Method, LossTerm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "strength", check_number("strength", self.strength))
 
-    def compare(self, first: Tensor, second: Tensor) -> Tensor:
-        return (divergence(first, second) + divergence(second, first)) / 2
+    def compare(self, first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
+        return (divergence(first, second, counted) + divergence(second, first, counted)) / 2

@@ -174,8 +174,11 @@ class LossTerm:
 
     strength: float
 
-    def compare(self, first: Tensor, second: Tensor) -> Tensor:
-        """A scalar from the logits (…, classes) of two passes."""
+    def compare(self, first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
+        """A scalar from the logits (…, classes) of two passes.
+
+        counted: boolean (…), False where there is nothing to predict, such as padding; None: everything counts.
+        """
         raise NotImplementedError
 
 

@@ -12,8 +12,10 @@ from attemper.calls import check_options, parse_call
 from attemper.errors import ParameterError, suggestion
 from attemper.models.convmixer import convmixer
 from attemper.models.libraries import from_timm, from_transformers
+from attemper.models.translation import seq2seq
 from attemper.models.vit import vit, vit_digits
 from attemper.tasks.base import InputShape, Shape
+from attemper.tasks.text import TextShape
 
 __all__ = ["build_model", "list_models"]
 
@@ -49,6 +51,11 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         convmixer,
         InputShape,
         "no attention at all; its two kinds of skip connection can be left out",
+    ),
+    "seq2seq": (
+        seq2seq,
+        TextShape,
+        "encoder and decoder for translation: 6 layers each, width 512, 8 heads",
     ),
 }
 

@@ -6,6 +6,7 @@ from attemper.tasks.classification import Classification, Metrics
 from attemper.tasks.errors import DataError
 from attemper.tasks.opening import data_root, list_tasks, open_task, prepare, verify
 from attemper.tasks.source import LazySource, MemorySource, Source
+from attemper.tasks.text import TextShape, TextSource
 
 __all__ = [
     "Augmentation",
@@ -20,6 +21,8 @@ __all__ = [
     "Shape",
     "Source",
     "Task",
+    "TextShape",
+    "TextSource",
     "data_root",
     "list_augmentations",
     "list_tasks",

@@ -14,7 +14,9 @@ from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
+from attemper.tasks.numerals import open_numerals
 from attemper.tasks.timm_data import open_timm
+from attemper.tasks.translation import open_translation
 
 __all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
 
@@ -26,6 +28,8 @@ TASKS = {
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
     "folder:PATH": "any folder with one subfolder of images per class",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
+    "numerals": "English numbers below a million, to be said in German; no files needed",
+    "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
 
 
@@ -68,6 +72,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_folder, label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
+    if name == "numerals":
+        return functools.partial(open_numerals, label)
+    if kind == "translation" and rest:
+        return functools.partial(open_translation, label, rest, root)
     raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
 
 
@@ -81,7 +89,8 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     train, validation = task.split(seed=0, validation=0.5)
     return [
         f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
-        f"of {task.shape}"
+        f"of {task.shape}",
+        *getattr(task, "notes", ()),  # what a kind of data has to tell besides
     ]
 
 

@@ -21,10 +21,10 @@ SAMPLE = 10_000
 
 
 class Source(Protocol):
-    """A set of samples with one class each."""
+    """A set of samples with what is to be predicted of them."""
 
     targets: Tensor
-    """Class of every sample, int64 (N)."""
+    """Class of every sample, int64 (N); of sequences, that of every position, (N, T)."""
 
     def __len__(self) -> int: ...
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.models import build_model
-from attemper.outputs import logits_of
+from attemper.outputs import counted_in, logits_of
 from attemper.tasks.base import Task
 from attemper.tasks.seeds import derive, drawing_from
 from attemper.training.meter import Meter
@@ -88,7 +88,7 @@ class Learner:
             return loss
 
         with self.autocast():
-            total = self.tempered.loss(lambda: self.runnable(inputs), criterion)
+            total = self.tempered.loss(lambda: self.runnable(inputs), criterion, counted_in(targets))
         losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
         self.meter.update(total.detach(), losses.mean(), self.task.right(seen[0][1], targets))
         return total

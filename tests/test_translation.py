@@ -1,0 +1,432 @@
+"""Translation: parallel text read as it is, a model that learns it, and BLEU that can be compared."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attemper.cli import main
+from attemper.errors import ParameterError
+from attemper.models import build_model
+from attemper.outputs import IGNORED
+from attemper.tasks import DataError, Task, TextShape, TextSource, open_task, verify
+from attemper.tasks.numerals import english, german
+from attemper.tasks.translation import TranslationTask, bleu
+from attemper.tasks.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary, join, split
+from attemper.training import Budget, RunSpec, check_run, run
+
+SMALL = "seq2seq(depth=2, width=64, heads=4)"
+EN = ["a red dog runs.", "a dog sleeps.", "the red cat runs.", "the cat sleeps.", "a cat (red) runs."]
+DE = ["ein roter hund rennt.", "ein hund schläft.", "die rote katze rennt.", "die katze schläft.", "eine katze rennt."]
+
+
+def write(folder: Path, **parts: list[str]) -> Path:
+    """Files named as `part_language`, one sentence per line."""
+    for name, lines in parts.items():
+        (folder / ".".join(name.rsplit("_", 1))).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(
+        tmp_path, train_en=EN * 4, train_de=DE * 4, val_en=EN[:2], val_de=DE[:2], test_en=EN[2:], test_de=DE[2:]
+    )
+
+
+def translation(folder: Path, options: str = "") -> TranslationTask:
+    task = open_task(f"translation:{folder}({options})")
+    assert isinstance(task, TranslationTask)
+    return task
+
+
+def parts_of(task: Task, seed: int = 0) -> list[TextSource]:
+    parts = [*task.split(seed, 0.3), task.test()]
+    assert all(isinstance(part, TextSource) for part in parts)
+    return parts  # type: ignore[return-value]
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+def test_a_folder_in_the_layout_of_multi30k_becomes_a_task(folder: Path) -> None:
+    task = translation(folder)
+    assert isinstance(task, Task)
+    train, validation, test = parts_of(task)
+    assert (len(train), len(validation), len(test)) == (20, 2, 3)
+    assert validation.references == tuple(DE[:2])
+    assert test.references == tuple(DE[2:])
+
+
+def test_source_and_shifted_target_stand_side_by_side(folder: Path) -> None:
+    task = translation(folder)
+    sample, target = parts_of(task)[0].tokens[1], parts_of(task)[0].targets[1]
+    words = task.target.vocabulary
+    source, given = sample[: task.shape.source], sample[task.shape.source :]
+    assert task.source.vocabulary.decode(source.tolist()) == ["a", "dog", "sleeps", "."]
+    assert given[0] == BEGIN
+    assert words.decode(given.tolist()) == words.decode(target.tolist()) == ["ein", "hund", "schläft", "."]
+    end = target.tolist().index(END)
+    assert torch.equal(given[1 : end + 1], target[:end].int())
+    assert (target[end + 1 :] == IGNORED).all()
+    assert (given[end + 1 :] == PADDING).all()
+
+
+def test_validation_files_are_the_validation_part_under_every_seed(folder: Path) -> None:
+    task = translation(folder)
+    for seed, share in ((0, 0.3), (1, 0.5)):
+        train, validation = task.split(seed, share)
+        assert (len(train), len(validation)) == (20, 2)
+
+
+def test_without_validation_files_the_split_is_a_function_of_the_seed(folder: Path) -> None:
+    for name in ("val.en", "val.de"):
+        (folder / name).unlink()
+    lines = [f"word number {i}" for i in range(20)]
+    write(folder, train_en=lines, train_de=lines)
+    first, again, other = (parts_of(translation(folder), seed) for seed in (0, 0, 1))
+    assert [len(part) for part in first[:2]] == [14, 6]
+    assert set(first[0].references) | set(first[1].references) == set(lines)
+    assert first[1].references == again[1].references != other[1].references
+
+
+def test_without_test_files_a_fixed_part_is_held_out(folder: Path) -> None:
+    for name in ("test.en", "test.de"):
+        (folder / name).unlink()
+    lines = [f"word number {i}" for i in range(20)]
+    write(folder, train_en=lines, train_de=lines)
+    train, _, test = parts_of(translation(folder))
+    assert (len(train), len(test)) == (16, 4)
+    assert not set(train.references) & set(test.references)
+    assert test.references == parts_of(translation(folder), seed=1)[2].references
+
+
+def test_the_vocabulary_comes_from_the_training_text_alone(folder: Path) -> None:
+    write(folder, val_en=["zebra zebra zebra", "dog"], test_en=["zebra zebra zebra", "dog", "dog"])
+    task = translation(folder)
+    assert "zebra" not in task.source.vocabulary.words
+    test = parts_of(task)[2]
+    assert (test.tokens[0, :3] == UNKNOWN).all()
+
+
+def test_languages_level_and_compressed_files_can_be_chosen(folder: Path) -> None:
+    for name in ("train.en", "train.de"):
+        file = folder / name
+        (folder / f"{name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    task = translation(folder, "source=de, target=en, level=char")
+    assert task.source.vocabulary.decode(parts_of(task)[0].tokens[0, : task.shape.source].tolist()) == list(DE[0])
+    assert task.fingerprint == translation(folder, "source=de, target=en").fingerprint
+
+
+def test_multi30k_test_sets_are_found_and_can_be_chosen(folder: Path) -> None:
+    for language in ("en", "de"):
+        (folder / f"test.{language}").rename(folder / f"test_2016_flickr.{language}")
+    write(folder, test_2017_mscoco_en=EN[:1], test_2017_mscoco_de=DE[:1])
+    assert len(translation(folder).test()) == 3
+    assert len(translation(folder, "test_file=test_2017_mscoco").test()) == 1
+    for language in ("en", "de"):
+        (folder / f"test_2016_flickr.{language}").rename(folder / f"test_2018.{language}")
+    with pytest.raises(DataError, match=r"has 2 test sets: test_2017_mscoco, test_2018\. Choose one: test_file="):
+        translation(folder)
+
+
+def test_the_fingerprint_follows_contents(folder: Path) -> None:
+    before = translation(folder).fingerprint
+    assert translation(folder, "level=char").fingerprint == before
+    write(folder, test_de=[*DE[2:4], "eine katze schläft."])
+    assert translation(folder).fingerprint != before
+
+
+def test_fewer_pairs_are_the_same_ones_for_everybody(folder: Path) -> None:
+    one, other = (parts_of(translation(folder, "train=10, test=2"), seed) for seed in (0, 1))
+    assert [len(part) for part in one] == [10, 2, 2]
+    assert one[0].references == other[0].references
+    assert one[2].references == other[2].references
+    with pytest.raises(DataError, match="asks for 30 training pairs, and there are 20"):
+        translation(folder, "train=30")
+
+
+def test_characters_that_unicode_counts_as_line_ends_do_not_shift_the_lines(folder: Path) -> None:
+    write(folder, test_en=["a\u2028dog", "a\x0cdog", "a\x85dog"])
+    assert len(translation(folder).test()) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------- bad files
+def test_a_missing_side_is_named(folder: Path) -> None:
+    (folder / "val.de").unlink()
+    with pytest.raises(DataError, match=r"has no 'val\.de' \(nor 'val\.de\.gz'\)\. It has: test\.de, test\.en, train"):
+        translation(folder)
+    with pytest.raises(DataError, match=r"has no 'train\.fr'"):
+        translation(folder, "target=fr")
+    with pytest.raises(DataError, match="'nowhere' is not a folder"):
+        open_task("translation:nowhere")
+    with pytest.raises(DataError, match="source and target are both 'en'"):
+        translation(folder, "target=en")
+
+
+def test_different_numbers_of_lines_are_counted(folder: Path) -> None:
+    write(folder, train_de=DE * 4 + ["noch eine katze."])
+    with pytest.raises(DataError, match=r"train\.en' has 20 lines and 'train\.de' has 21"):
+        translation(folder)
+
+
+def test_an_empty_file_is_named(folder: Path) -> None:
+    (folder / "test.en").write_bytes(b"")
+    with pytest.raises(DataError, match=r"test\.en' is empty"):
+        translation(folder)
+
+
+def test_a_line_that_is_not_utf8_is_named(folder: Path) -> None:
+    (folder / "train.de").write_bytes(
+        "\n".join(DE * 4).encode().replace("schläft".encode(), "schläft".encode("latin1"))
+    )
+    with pytest.raises(DataError, match=r"Line 2 of '.*train\.de' is not UTF-8 \(byte 0xe4 after 13 bytes\)"):
+        translation(folder)
+
+
+def test_a_damaged_archive_is_named(folder: Path) -> None:
+    (folder / "train.de").unlink()
+    (folder / "train.de.gz").write_bytes(gzip.compress("\n".join(DE * 4).encode())[:30])
+    with pytest.raises(DataError, match=r"train\.de\.gz' cannot be read"):
+        translation(folder)
+
+
+def test_training_pairs_that_are_too_long_are_left_out_and_test_sentences_are_cut(folder: Path) -> None:
+    task = translation(folder, "length=4")
+    train, validation, test = parts_of(task)
+    assert (task.shape.source, task.shape.target) == (5, 5)
+    assert (len(train), len(validation), len(test)) == (8, 2, 3)  # the second and the fourth of five sentences
+    assert test.references == tuple(DE[2:]), "what is compared with is never cut"
+    assert len(task.source.vocabulary.decode(test.tokens[0, :5].tolist())) == 4
+    lines = verify(f"translation:{folder}(length=4)")
+    assert "8 pairs of train.en and train.de, 12 more are left out, since they are empty or too long" in lines[1]
+    assert "3 pairs of test.en and test.de, 2 sources are cut to 4 tokens" in lines[3]
+
+
+def test_nobody_is_asked_to_end_a_translation_that_was_cut(folder: Path) -> None:
+    test = parts_of(translation(folder, "length=4"))[2]
+    ended = [END in targets for targets in test.targets.tolist()]
+    assert ended == [len(split(sentence, "word")) <= 4 for sentence in DE[2:]] == [False, True, True]
+
+
+def test_a_length_that_leaves_nothing_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"has 0 training pairs to use, .* are empty or longer than length=2"):
+        translation(folder, "length=2")
+
+
+def test_verify_says_what_was_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "verify", f"translation:{folder}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "22 training samples and 3 test samples of 8 + 6 tokens at most, source and target" in said
+    assert "validation: 2 pairs of val.en and val.de; 0.0% of the source tokens are unknown" in said
+    (folder / "val.de").unlink()
+    assert main(["data", "verify", f"translation:{folder}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("level=syllable", "level is 'syllable'; it must be word or char"),
+        ("length=0", "length is 0; it must be a whole number, at least 1"),
+        ("lenght=3", "no option 'lenght'. Did you mean 'length'"),
+    ],
+)
+def test_a_wrong_option_is_refused(folder: Path, options: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        translation(folder, options)
+
+
+def test_a_missing_sacrebleu_is_named_before_any_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)  # what an import finds where there is none
+    with pytest.raises(ParameterError, match=r"pip install 'attemper\[text\]'"):
+        open_task("numerals")
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+@pytest.mark.parametrize("text", ["A man, 35, sits (alone).", "Was ist das?", "mid-air: 3.5 m!", ""])
+def test_words_are_joined_as_they_were_written(text: str) -> None:
+    assert join(split(text, "word"), "word") == text
+    assert join(split(text, "char"), "char") == text
+
+
+def test_the_most_frequent_words_are_kept_and_rare_ones_are_unknown() -> None:
+    sentences = [["b", "a", "c"], ["a", "b"], ["a", "d", "d"]]
+    assert Vocabulary.of(sentences).words[4:] == ("a", "b", "d")
+    assert Vocabulary.of(sentences, most=1).words[4:] == ("a",)
+    assert Vocabulary.of(sentences).encode(["a", "c"]) == [4, UNKNOWN]
+
+
+def test_a_language_that_sacrebleu_cannot_split_is_refused_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(**_: Any) -> None:
+        raise RuntimeError("Japanese needs\n\n extra dependencies")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", lacking)
+    with pytest.raises(ParameterError, match="cannot measure 'de': Japanese needs extra dependencies"):
+        translation(folder)
+
+
+def test_bleu_is_sacrebleus() -> None:
+    import sacrebleu
+
+    hypotheses, references = ["ein hund rennt schnell weg.", "die katze"], ["ein hund rennt weg.", "die katze schläft."]
+    assert bleu(hypotheses, references, "de") == pytest.approx(
+        sacrebleu.corpus_bleu(hypotheses, [references]).score / 100
+    )
+    assert bleu(references, references) == 1.0
+
+
+def test_the_loss_and_accuracy_leave_padding_out() -> None:
+    task = open_task("numerals")
+    inputs, targets = task.shape.example(4)
+    logits = torch.randn(4, task.shape.target, task.shape.classes)  # type: ignore[attr-defined]
+    real = targets != IGNORED
+    by_hand = torch.nn.functional.cross_entropy(logits[real], targets[real], label_smoothing=0.1)
+    torch.testing.assert_close(task.loss(logits, targets, 0.1), by_hand)
+    assert float(task.right(logits, targets)) == pytest.approx(
+        float((logits.argmax(-1) == targets)[real].double().mean())
+    )
+    assert inputs.shape == (4, task.shape.source + task.shape.target)  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------------------------- the language
+@pytest.mark.parametrize(
+    ("number", "one", "other"),
+    [
+        (0, "zero", "null"),
+        (7, "seven", "sieben"),
+        (21, "twenty one", "ein und zwanzig"),
+        (110, "one hundred ten", "ein hundert zehn"),
+        (999_999, "nine hundred ninety nine thousand nine hundred ninety nine",
+         "neun hundert neun und neunzig tausend neun hundert neun und neunzig"),
+        (5_000, "five thousand", "fünf tausend"),
+    ],
+)  # fmt: skip
+def test_numbers_are_said_in_both_languages(number: int, one: str, other: str) -> None:
+    assert (english(number), german(number)) == (one, other)
+
+
+def test_no_number_is_in_training_and_test() -> None:
+    train, validation, test = parts_of(open_task("numerals"))
+    assert len(set(train.references) | set(validation.references) | set(test.references)) == 3500
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+def shape() -> TextShape:
+    found = open_task("numerals").shape
+    assert isinstance(found, TextShape)
+    return found
+
+
+@pytest.mark.parametrize("options", ["", ", positions=learnt, tied=false, mlp=32"])
+def test_a_model_gives_scores_of_every_next_word(options: str) -> None:
+    model = build_model(f"seq2seq(depth=1, width=32, heads=2{options})", shape())
+    inputs, targets = shape().example(3)
+    out = model(inputs)
+    assert out.shape == (*targets.shape, shape().classes)
+    assert len({parameter.data_ptr() for parameter in model.parameters()}) == len(list(model.parameters()))
+
+
+def test_the_default_model_has_six_layers_on_either_side() -> None:
+    with torch.device("meta"):
+        model: Any = build_model("seq2seq", shape())
+    assert len(model.encoder.layers) == len(model.decoder.layers) == 6
+
+
+def test_layers_of_a_stack_start_from_different_weights() -> None:
+    model: Any = build_model(SMALL, shape())
+    for stack in (model.encoder, model.decoder):
+        assert not torch.equal(stack.layers[0].linear1.weight, stack.layers[1].linear1.weight)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seq2seq(width=64, heads=5)", "width must be a multiple of the heads"),
+        ("seq2seq(width=63, heads=3)", "it must be even"),
+        ("seq2seq(positions=none)", "positions is None; it must be 'sinusoidal' or 'learnt'"),
+        ("vit-tiny", r"does not take inputs of .* tokens.*These models do: .*seq2seq"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        build_model(text, shape())
+
+
+def test_a_translation_does_not_depend_on_what_else_is_in_the_batch() -> None:
+    model: Any = build_model(SMALL, shape()).eval()
+    source = open_task("numerals").test().tokens[:6, : shape().source].long()  # type: ignore[attr-defined]
+    together = model.translate(source)
+    for row, sentence in enumerate(source):
+        alone = model.translate(sentence[sentence != PADDING][None])[0]
+        words = together[row][: len(alone)]
+        assert torch.equal(alone, words)
+        assert not together[row][len(alone) :].any(), "padding behind the end"
+
+
+def test_decoding_word_by_word_agrees_with_the_whole_sentence_at_once() -> None:
+    model: Any = build_model(SMALL, shape()).eval()
+    source = open_task("numerals").test().tokens[:6, : shape().source].long()  # type: ignore[attr-defined]
+    found = model.translate(source)
+    given = torch.cat([torch.full((6, 1), BEGIN), found], 1)[:, : shape().target]
+    given = torch.nn.functional.pad(given, (0, shape().target - given.shape[1]))
+    best = model(torch.cat([source, given], 1)).argmax(-1)[:, : found.shape[1]]
+    for row in range(6):
+        end = (found[row] == END).nonzero()
+        length = int(end[0]) + 1 if len(end) else found.shape[1]
+        assert torch.equal(best[row, :length], found[row, :length])
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def spec(recipe: str, **budget: Any) -> RunSpec:
+    whole = {"epochs": 4, "batch_size": 64, "lr": 2e-3, "warmup_epochs": 1.0, "weight_decay": 0.0, **budget}
+    return RunSpec(task="numerals(train=1500, test=100)", model=SMALL, recipe=recipe, seed=0, budget=Budget(**whole))
+
+
+def test_bleu_rises_while_a_model_learns_the_numbers() -> None:
+    wanted = spec("dropkey(0.05)", epochs=3, lr=3e-3, batch_size=32, validation=0.1)
+    result = run(wanted, open_task(wanted.task), device="cpu")
+    course = [entry["validation"]["bleu"] for entry in result["curve"]]
+    assert result["metric"] == "bleu"
+    assert course[0] < 0.3 < course[-1]
+    assert result["test"]["bleu"] > 0.7
+    assert set(result["test"]) == {"bleu", "accuracy", "loss"}
+    assert {row["method"] for row in result["rates"]} == {"dropkey"}
+
+
+def test_a_run_can_be_watched_and_resumed(tmp_path: Path) -> None:
+    wanted = spec("blur(1.0) + consistency", epochs=1, smoothing=0.1)
+    task = open_task("numerals(train=120, test=20)")
+    whole = run(wanted, task, device="cpu", folder=tmp_path, probe_every=1)
+    assert {entry["block"] for entry in whole["probes"]} == {0, 1, 2, 3}
+    again = run(wanted, task, device="cpu", folder=tmp_path)
+    assert again["test"] == whole["test"]
+
+
+def test_validation_bleu_is_computed_on_the_first_sentences_and_test_bleu_on_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = translation(folder, "scored=1")
+    counts: list[int] = []
+
+    def count(hypotheses: list[str], *_: Any) -> float:
+        counts.append(len(hypotheses))
+        return 0.0
+
+    monkeypatch.setattr("attemper.tasks.translation.bleu", count)
+    model = build_model("seq2seq(depth=1, width=16, heads=2)", task.shape).eval()
+    with torch.no_grad():
+        for part in parts_of(task):
+            task.measure(model, part)
+    assert counts == [1, 1, 3]
+
+
+def test_what_does_not_fit_text_is_refused_before_training() -> None:
+    task = open_task("numerals(train=100, test=10)")
+    with pytest.raises(ParameterError, match=r"no augmentation 'crop-flip'.*There are: none"):
+        check_run(spec("none", augment="crop-flip"), task)
