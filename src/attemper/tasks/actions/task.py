@@ -27,7 +27,7 @@ from attemper.tasks.actions.windows import (
 )
 from attemper.tasks.augment import Augment, parse_augmentation
 from attemper.tasks.base import SequenceShape
-from attemper.tasks.classification import BATCH, Classification, Metrics
+from attemper.tasks.classification import BATCH, Metrics
 from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts
 from attemper.tasks.source import Source
@@ -37,7 +37,7 @@ __all__ = ["ActionTask"]
 
 
 @dataclasses.dataclass
-class ActionTask(Classification):
+class ActionTask:
     """Windows of a video's steps up to the current one → the class of the current step.
 
     protocol: "online" is measured by per-frame mAP over the actions, "segments" by the mAP of segments that are found
