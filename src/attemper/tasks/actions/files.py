@@ -36,19 +36,19 @@ class FeatureFiles:
     files: tuple[Path, ...]
 
     def read(self) -> Array:
-        parts = [_recent(file) for file in self.files]
+        parts = [_open(file) for file in self.files]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def window(self, indices: Array) -> Array:
         """(indices, width): only these steps are read, where the files allow it."""
-        return np.concatenate([_recent(file)[indices] for file in self.files], axis=1)
+        return np.concatenate([_open(file)[indices] for file in self.files], axis=1)
 
     def check(self) -> tuple[int, int, np.dtype[Any]]:
         """Steps, width and type; a file that is not a table of numbers is refused."""
         shapes: list[tuple[int, ...]] = []
         kinds = []
         for file in self.files:
-            values = _recent(file)
+            values = _open(file)
             if values.ndim != 2 or not len(values) or not values.shape[1]:
                 raise DataError(f"'{file}' has the shape {values.shape}; it must be (steps, features).")
             if values.dtype.kind not in "fiu":
@@ -60,9 +60,16 @@ class FeatureFiles:
         return shapes[0][0], sum(shape[1] for shape in shapes), np.result_type(*kinds)
 
 
-@functools.lru_cache(maxsize=2)
-def _recent(file: Path) -> Array:
-    """The file that was read last, RGB and flow of it: memory is bounded by one video."""
+def _open(file: Path) -> Array:
+    """An array to take windows of: a view of an .npy file; an .npz file is held until another video is read."""
+    if file.suffix != ".npz":
+        return load_array(file)
+    about = file.stat()
+    return _held(file, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache(maxsize=2)  # RGB and flow: memory is bounded by one video
+def _held(file: Path, changed: int, size: int) -> Array:
     return load_array(file)
 
 
