@@ -190,7 +190,8 @@ def find_segments(scores: Array, levels: Sequence[float] = LEVELS) -> list[tuple
     found = []
     for label in range(scores.shape[1]):
         column = scores[:, label].astype(np.float64)
-        runs = sorted({run for level in levels for run in _runs(column >= level)})
+        reached = [level for level in levels if level <= column.max(initial=0.0)]
+        runs = sorted({run for level in reached for run in _runs(column >= level)})
         if runs:
             start, end = np.array(runs).T
             score = _contrast(column, start, end)

@@ -264,6 +264,7 @@ class Run:
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),
             "versions": versions(self.device),
+            **({"notes": list(notes)} if (notes := getattr(task, "notes", ())) else {}),
         }
         if self.folder is not None:
             save_weights(self.folder, self.best, self.spec, task.fingerprint)

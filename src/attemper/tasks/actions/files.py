@@ -43,6 +43,10 @@ class FeatureFiles:
         """(indices, width): only these steps are read, where the files allow it."""
         return np.concatenate([_open(file)[indices] for file in self.files], axis=1)
 
+    def __str__(self) -> str:
+        """Folders, names and sizes: enough to tell them from others."""
+        return "; ".join(f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in self.files)
+
     def check(self) -> tuple[int, int, np.dtype[Any]]:
         """Steps, width and type; a file that is not a table of numbers is refused."""
         shapes: list[tuple[int, ...]] = []

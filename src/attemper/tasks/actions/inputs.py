@@ -46,9 +46,10 @@ class Inputs:
                 "skip_missing=true, videos without features are left out."
             )
         found = FeatureFiles(tuple(file for file in files if file is not None))
-        steps, width, self.dtype = found.check()
+        steps, width, dtype = found.check()
         if self.width is None:
-            self.width, self._first = width, found.files[0]
+            self.width, self.dtype, self._first = width, dtype, found.files[0]
+        self.dtype = np.result_type(self.dtype, dtype)
         if width != self.width:
             raise DataError(
                 f"'{found.files[0]}' has features of width {width}, and '{self._first}' of width {self.width}; all "

@@ -35,6 +35,9 @@ from attemper.tasks.split import FIXED, divide
 
 __all__ = ["ActionTask"]
 
+READ_AT_ONCE = 2**26
+"""Bytes of windows in a batch that is measured on: each may take a megabyte."""
+
 
 @dataclasses.dataclass
 class ActionTask:
@@ -79,10 +82,12 @@ class ActionTask:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of annotations and, where features are held in memory, of these."""
+        """Of annotations and features; of the names and sizes of files where features are not held in memory."""
         parts: list[str | bytes] = [self.videos.annotations_fingerprint, f"{self.videos.width} {self.videos.dtype}"]
-        if self.in_memory:
-            parts += [np.ascontiguousarray(video.features.read()).tobytes() for video in self.videos.all]
+        for video in self.videos.all:
+            parts.append(
+                np.ascontiguousarray(video.features.read()).tobytes() if self.in_memory else str(video.features)
+            )
         return of_parts(*parts)
 
     @cached_property
@@ -100,7 +105,7 @@ class ActionTask:
         if self.in_memory:
             steps = torch.arange(len(timeline.targets))
             return timeline, MemoryWindows(Bank(timeline), self.window, steps, timeline.targets)
-        reader = WindowReader(videos, timeline.offsets, self.window)
+        reader = WindowReader(videos, timeline.offsets, self.window, self.videos.dtype)
         return timeline, StreamedWindows(reader, timeline.targets)
 
     def _limited(self, part: str, limit: int | None) -> tuple[Video, ...]:
@@ -121,9 +126,14 @@ class ActionTask:
                 "be held out for validation, with at least one on either side."
             )
         train, out = divide(_main_classes(timeline.videos), held, seed)
-        trained = timeline.steps_of(train, self.stride)
+        trained, measured = timeline.steps_of(train, self.stride), timeline.steps_of(out)
         trained = trained[timeline.targets[trained] != self.sets.ambiguous]
-        return whole.take(trained), whole.take(timeline.steps_of(out))
+        for part, steps in (("training", trained), ("validation", measured)):
+            if not self.sets.table[timeline.targets[steps], 1:].any():
+                raise DataError(
+                    f"'{self.name}' with seed {seed} has no action in its {part} part; it needs more videos."
+                )
+        return whole.take(trained), whole.take(measured)
 
     def test(self) -> Source:
         return self._parts["test"][1]
@@ -207,7 +217,8 @@ class ActionTask:
     def _scores(self, model: nn.Module, source: Windows) -> tuple[Array, Tensor]:
         """Probabilities (steps, classes) and the loss of every step."""
         scores, losses = [], []
-        for stored, targets in source.batches(torch.arange(len(source)), BATCH):
+        wide = 4 * self.window * self.videos.width
+        for stored, targets in source.batches(torch.arange(len(source)), max(1, min(BATCH, READ_AT_ONCE // wide))):
             logits = logits_of(model(self.to_input(stored))).float()
             scores.append(logits.softmax(-1).cpu())
             losses.append(F.cross_entropy(logits, self._shares(targets), reduction="none").cpu())

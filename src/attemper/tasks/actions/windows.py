@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,6 +145,7 @@ class WindowReader:
     videos: tuple[Video, ...]
     offsets: Tensor
     window: int
+    dtype: np.dtype[Any]
 
     def __call__(self, step: int) -> Tensor:
         number = int(torch.searchsorted(self.offsets, step, right=True)) - 1
@@ -151,7 +153,7 @@ class WindowReader:
         steps = cut(here, torch.zeros_like(here), self.window)[0].numpy()
         features = self.videos[number].features
         values = features.window(steps) if isinstance(features, FeatureFiles) else features.read()[steps]
-        return torch.from_numpy(np.ascontiguousarray(values))
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=self.dtype))
 
 
 @dataclasses.dataclass
