@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tracemalloc
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from attemper.training import RunSpec, run
 from attemper.training.spec import Budget
 
 MODEL = "encoder(width=32, heads=4, token=last)"
+SHORT = Budget(epochs=1, batch_size=32, lr=3e-3, warmup_epochs=0.0)
 BUDGET = Budget(epochs=4, batch_size=64, lr=3e-3, warmup_epochs=0.5)
 
 
@@ -271,7 +274,7 @@ def test_a_task_has_one_fingerprint_and_other_data_another() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def filed(folder, count: int, steps: int, width: int) -> Videos:
+def filed(folder: Path, count: int, steps: int, width: int) -> Videos:
     """Large videos in files, each with one action."""
     annotate, videos = Annotator(["Jump"], "made"), []
     for number in range(count):
@@ -282,7 +285,7 @@ def filed(folder, count: int, steps: int, width: int) -> Videos:
     return Videos(tuple(videos), (BACKGROUND, "Jump"), width, np.dtype(np.float32))
 
 
-def test_windows_read_from_files_are_those_of_memory(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_read_from_files_are_those_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     videos = filed(tmp_path, count=6, steps=30, width=5)
     held = ActionTask("held", videos, window=8)
     whole = [held.split(0, 0.3), held.test(), held._normalisation_on(torch.device("cpu"))]
@@ -300,7 +303,26 @@ def test_windows_read_from_files_are_those_of_memory(tmp_path, monkeypatch: pyte
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole[2], read[2], strict=True))
 
 
-def test_memory_is_bounded_by_one_video_where_features_are_read_from_files(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("protocol", ["online", "segments"])
+def test_a_run_is_the_same_whether_features_are_held_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: Literal["online", "segments"]
+) -> None:
+    videos = filed(tmp_path, count=6, steps=30, width=5)
+    spec = RunSpec(task="filed", model="encoder(width=8, heads=2)", recipe="dropkey(0.2)", seed=0, budget=SHORT)
+    held = run(spec, ActionTask("filed", videos, protocol, window=8), device="cpu")
+    monkeypatch.setattr(memory, "MEMORY_LIMIT", 100)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # no worker processes
+    streamed = ActionTask("filed", videos, protocol, window=8)
+    assert not streamed.in_memory
+    read = run(spec, streamed, device="cpu")
+    assert [read[part] for part in ("curve", "train", "validation", "test")] == [
+        held[part] for part in ("curve", "train", "validation", "test")
+    ]
+
+
+def test_memory_is_bounded_by_one_video_where_features_are_read_from_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "MEMORY_LIMIT", 100)
     steps, width = 600, 256
     task = ActionTask("large", filed(tmp_path, count=12, steps=steps, width=width), window=8)
