@@ -138,8 +138,8 @@ def test_overlapping_actions_are_both_positive_and_share_the_training_target() -
 
 
 # --------------------------------------------------------------------------------------------------------------- split
-def videos_of(task: ActionTask, source: MemoryWindows | StreamedWindows) -> set[str]:
-    timeline, _ = task._timeline_of(source)
+def videos_of(source: MemoryWindows | StreamedWindows) -> set[str]:
+    timeline = source.timeline
     return {timeline.videos[number].name for number in timeline.video_of[source.current].tolist()}
 
 
@@ -147,13 +147,13 @@ def videos_of(task: ActionTask, source: MemoryWindows | StreamedWindows) -> set[
 def test_no_video_has_windows_on_both_sides_of_the_split(seed: int) -> None:
     task = open_task("planted")
     train, validation = task.split(seed, 0.3)
-    names = [videos_of(task, part) for part in (train, validation, task.test())]
+    names = [videos_of(part) for part in (train, validation, task.test())]
     assert [len(part) for part in names] == [28, 12, 20]
     assert not names[0] & names[1]
     assert not (names[0] | names[1]) & names[2]
     again, _ = task.split(seed, 0.3)
     other, _ = task.split(seed + 1, 0.3)
-    assert videos_of(task, again) == names[0] != videos_of(task, other)
+    assert videos_of(again) == names[0] != videos_of(other)
 
 
 def test_ambiguous_steps_are_not_trained_on_and_every_other_step_is() -> None:
@@ -161,7 +161,7 @@ def test_ambiguous_steps_are_not_trained_on_and_every_other_step_is() -> None:
     train, validation = task.split(0, 0.3)
     assert not (train.targets == task.sets.ambiguous).any()
     assert (validation.targets == task.sets.ambiguous).any()
-    trained = [video for video in task.videos.part("train") if video.name in videos_of(task, train)]
+    trained = [video for video in task.videos.part("train") if video.name in videos_of(train)]
     assert len(train) == sum(int((~video.ambiguous).sum()) for video in trained)
 
 
@@ -175,10 +175,10 @@ def test_a_stride_thins_out_training_and_nothing_else() -> None:
 
 def test_fewer_videos_are_the_same_for_every_seed() -> None:
     task = open_task("planted(train=10, test=5)")
-    parts = [videos_of(task, part) for part in task.split(0, 0.3)]
-    others = [videos_of(task, part) for part in task.split(1, 0.3)]
+    parts = [videos_of(part) for part in task.split(0, 0.3)]
+    others = [videos_of(part) for part in task.split(1, 0.3)]
     assert parts[0] | parts[1] == others[0] | others[1]
-    assert [len(part) for part in (*parts, videos_of(task, task.test()))] == [7, 3, 5]
+    assert [len(part) for part in (*parts, videos_of(task.test()))] == [7, 3, 5]
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
@@ -371,7 +371,7 @@ def test_augmentations_of_images_are_refused() -> None:
         open_task("planted").augmentation("crop-flip")
 
 
-def test_windows_of_another_task_are_refused() -> None:
-    task = open_task("planted")
-    with pytest.raises(ParameterError, match="not of 'planted'"):
-        task.measure(nn.Linear(1, 1), open_task("planted").test())
+def test_the_test_set_is_not_opened_before_it_is_asked_for() -> None:
+    task = task_of()
+    task.split(0, 0.3)
+    assert "_held_out" not in vars(task)

@@ -95,18 +95,20 @@ class ActionTask:
         return LabelSets(self.videos.all, self.shape.classes)
 
     @cached_property
-    def _parts(self) -> dict[str, tuple[Timeline, Windows]]:
-        """Training pool and test set: their videos, and every step of them."""
-        limits = {"train": self.train, "test": self.test_videos}
-        return {part: self._every_step(self._limited(part, limit)) for part, limit in limits.items()}
+    def _pool(self) -> Windows:
+        """Every step of the training videos, validation included."""
+        return self._every_step(self._limited("train", self.train))
 
-    def _every_step(self, videos: tuple[Video, ...]) -> tuple[Timeline, Windows]:
+    @cached_property
+    def _held_out(self) -> Windows:
+        return self._every_step(self._limited("test", self.test_videos))
+
+    def _every_step(self, videos: tuple[Video, ...]) -> Windows:
         timeline = Timeline(videos, self.sets)
         if self.in_memory:
             steps = torch.arange(len(timeline.targets))
-            return timeline, MemoryWindows(Bank(timeline), self.window, steps, timeline.targets)
-        reader = WindowReader(videos, timeline.offsets, self.window, self.videos.dtype)
-        return timeline, StreamedWindows(reader, timeline.targets)
+            return MemoryWindows(Bank(timeline), self.window, steps, timeline.targets)
+        return StreamedWindows(WindowReader(timeline, self.window, self.videos.dtype), timeline.targets)
 
     def _limited(self, part: str, limit: int | None) -> tuple[Video, ...]:
         videos = self.videos.part(part)
@@ -118,7 +120,7 @@ class ActionTask:
 
     def split(self, seed: int, validation: float) -> tuple[Source, Source]:
         """Training and validation videos: no video has windows in both. Ambiguous steps are not trained on."""
-        timeline, whole = self._parts["train"]
+        timeline = self._pool.timeline
         held = round(len(timeline.videos) * validation)
         if not 0 < held < len(timeline.videos):
             raise DataError(
@@ -133,10 +135,10 @@ class ActionTask:
                 raise DataError(
                     f"'{self.name}' with seed {seed} has no action in its {part} part; it needs more videos."
                 )
-        return whole.take(trained), whole.take(measured)
+        return self._pool.at(trained), self._pool.at(measured)
 
     def test(self) -> Source:
-        return self._parts["test"][1]
+        return self._held_out
 
     # ---------------------------------------------------------------------------------------------- inputs and targets
     def to_input(self, stored: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ class ActionTask:
 
     def _normalisation_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._by_device:
-            mean, deviation = self._parts["train"][1].statistics()
+            mean, deviation = self._pool.statistics()
             scale = torch.ones_like(mean) if self.videos.scale is None else torch.from_numpy(self.videos.scale)
             # One divisor for all features: a faint component of a PCA stays faint.
             size = (deviation * scale).square().mean().sqrt().clamp(min=1e-12)
@@ -191,10 +193,9 @@ class ActionTask:
         source has a step of.
         """
         assert isinstance(source, MemoryWindows | StreamedWindows)
-        timeline, every = self._timeline_of(source)
         if self.protocol == "segments":
-            touched = timeline.video_of[source.current].unique()
-            source = every.take(timeline.steps_of(touched)).to(source.targets.device)
+            touched = source.timeline.video_of[source.current].unique()
+            source = source.at(source.timeline.steps_of(touched))
         scores, losses = self._scores(model, source)
         targets = source.targets.cpu()
         counted = (targets != self.sets.ambiguous).numpy()
@@ -204,15 +205,7 @@ class ActionTask:
         both: Metrics = {"accuracy": float(right[counted].mean()), "loss": float(losses[counted].mean())}
         if self.protocol == "online":
             return {"mAP": frames, **both}
-        return {**self._segments(timeline, source, scores), "per-frame mAP": frames, **both}
-
-    def _timeline_of(self, source: Windows) -> tuple[Timeline, Windows]:
-        for timeline, every in self._parts.values():
-            if isinstance(source, MemoryWindows) and isinstance(every, MemoryWindows) and every.bank is source.bank:
-                return timeline, every
-            if isinstance(source, StreamedWindows) and isinstance(every, StreamedWindows) and every.load is source.load:
-                return timeline, every
-        raise ParameterError(f"These windows are not of '{self.name}'.")
+        return {**self._segments(source, scores), "per-frame mAP": frames, **both}
 
     def _scores(self, model: nn.Module, source: Windows) -> tuple[Array, Tensor]:
         """Probabilities (steps, classes) and the loss of every step."""
@@ -224,7 +217,8 @@ class ActionTask:
             losses.append(F.cross_entropy(logits, self._shares(targets), reduction="none").cpu())
         return torch.cat(scores).numpy(), torch.cat(losses).double()
 
-    def _segments(self, timeline: Timeline, source: Windows, scores: Array) -> Metrics:
+    def _segments(self, source: Windows, scores: Array) -> Metrics:
+        timeline = source.timeline
         of = timeline.video_of[source.current].numpy()
         predictions, truth = [], []
         for video in np.unique(of).tolist():

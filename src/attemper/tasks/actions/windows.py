@@ -90,6 +90,7 @@ class Bank:
     """
 
     def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
         features = torch.from_numpy(np.concatenate([read(video) for video in timeline.videos]))
         first = timeline.offsets[timeline.video_of]
         self._by_device = {torch.device("cpu"): (features, first)}
@@ -117,8 +118,19 @@ class MemoryWindows:
         return len(self.targets)
 
     @property
+    def timeline(self) -> Timeline:
+        return self.bank.timeline
+
+    @property
     def current(self) -> Tensor:
         return self.indices.cpu()
+
+    def at(self, steps: Tensor) -> MemoryWindows:
+        """The windows that end with these steps of the timeline."""
+        device = self.targets.device
+        return dataclasses.replace(
+            self, indices=steps.to(device), targets=self.timeline.targets[steps.cpu()].to(device)
+        )
 
     def take(self, indices: Tensor) -> MemoryWindows:
         return dataclasses.replace(self, indices=self.indices[indices], targets=self.targets[indices])
@@ -142,16 +154,15 @@ class MemoryWindows:
 class WindowReader:
     """Step → its window, read from the files of its video."""
 
-    videos: tuple[Video, ...]
-    offsets: Tensor
+    timeline: Timeline
     window: int
     dtype: np.dtype[Any]
 
     def __call__(self, step: int) -> Tensor:
-        number = int(torch.searchsorted(self.offsets, step, right=True)) - 1
-        here = torch.tensor([step]) - self.offsets[number]
+        number = int(self.timeline.video_of[step])
+        here = torch.tensor([step]) - self.timeline.offsets[number]
         steps = cut(here, torch.zeros_like(here), self.window)[0].numpy()
-        features = self.videos[number].features
+        features = self.timeline.videos[number].features
         values = features.window(steps) if isinstance(features, FeatureFiles) else features.read()[steps]
         return torch.from_numpy(np.ascontiguousarray(values, dtype=self.dtype))
 
@@ -161,16 +172,23 @@ class StreamedWindows(LazySource):
     """Windows that are read from files while training runs."""
 
     @property
+    def timeline(self) -> Timeline:
+        assert isinstance(self.load, WindowReader)
+        return self.load.timeline
+
+    @property
     def current(self) -> Tensor:
         assert self.indices is not None
         return self.indices
 
+    def at(self, steps: Tensor) -> StreamedWindows:
+        """The windows that end with these steps of the timeline."""
+        return dataclasses.replace(self, indices=steps, targets=self.timeline.targets[steps])
+
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and deviation of every feature over all steps of the videos that the windows come from, one by one."""
-        assert isinstance(self.load, WindowReader)
-        numbers = torch.searchsorted(self.load.offsets, self.current, right=True).unique() - 1
-        videos = self.load.videos
-        return moments(read(videos[number]) for number in numbers.tolist())
+        numbers = self.timeline.video_of[self.current].unique()
+        return moments(read(self.timeline.videos[number]) for number in numbers.tolist())
 
 
 Windows = MemoryWindows | StreamedWindows
