@@ -24,7 +24,7 @@ from attemper.probes.tokens import conditioning_after
 from attemper.probes.watching import in_eval
 from attemper.sites import find_sites
 from attemper.tasks.base import Task
-from attemper.training import RunSpec, run
+from attemper.training import RunSpec, check_run, run
 from attemper.training.checkpoint import load_checkpoint
 from attemper.training.spec import Budget
 
@@ -123,6 +123,9 @@ def run_experiment(
     experiment = find_experiment(name)
     if seeds < 1:
         raise ParameterError(f"seeds is {seeds}; at least 1 is needed.")
+    for arm in experiment.arms:  # all of them before any is trained
+        model = _fill(arm.model, vit, mixer)
+        check_run(RunSpec(task=task.name, model=model, recipe=arm.recipe, seed=0, budget=budget), task)
     arms = []
     for arm in experiment.arms:
         runs = []
@@ -138,6 +141,7 @@ def run_experiment(
         "measure": experiment.measure,
         "expected": experiment.expected,
         "task": task.name,
+        "metric": task.primary,
         "models": {"ViT": vit, "mixer": mixer},
         "budget": dataclasses.asdict(budget),
         "seeds": seeds,
@@ -188,8 +192,12 @@ def _entropies(model: nn.Module, inputs: torch.Tensor) -> list[float]:
 
 def _conditions(model: nn.Module, inputs: torch.Tensor) -> list[float]:
     """κ of the tokens that the first block computes with, then behind every block; medians over images."""
-    names = [name for name, _ in model.named_modules() if name.startswith("blocks.") and name.count(".") == 1]
-    found = conditioning_after(model, inputs, [*([] if find_sites(model).attentions else ["patches"]), *names])
+    sites = find_sites(model)
+    names = [site.name for site in sites.blocks]
+    if not sites.attentions:
+        mixing = [name for name, _ in model.named_modules() if name.startswith("blocks.") and name.count(".") == 1]
+        names = ["patches", *mixing]
+    found = conditioning_after(model, inputs, names)
     behind = [each.condition for each in found.values()]
     if "patches" in found:
         return behind

@@ -103,7 +103,7 @@ class Train:
         say(where, f"{result['spec']['recipe']}: {metric} {parts}, at epoch {result['chosen_epoch']}")
         if result["status"] == "diverged":
             say(where, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
-        say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} images/s")
+        say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} samples/s")
         if "evaluation" in result:
             show_evaluation(where, {"spec": result["spec"], **result["evaluation"]})
         if self.json:

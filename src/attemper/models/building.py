@@ -11,10 +11,11 @@ from torch import nn
 from attemper.calls import check_options, parse_call
 from attemper.errors import ParameterError, suggestion
 from attemper.models.convmixer import convmixer
+from attemper.models.encoder import encoder
 from attemper.models.libraries import from_timm, from_transformers
 from attemper.models.translation import seq2seq
 from attemper.models.vit import vit, vit_digits
-from attemper.tasks.base import InputShape, Shape
+from attemper.tasks.base import InputShape, SequenceShape, Shape
 from attemper.tasks.text import TextShape
 
 __all__ = ["build_model", "list_models"]
@@ -51,6 +52,16 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         convmixer,
         InputShape,
         "no attention at all; its two kinds of skip connection can be left out",
+    ),
+    "encoder": (
+        encoder,
+        SequenceShape,
+        "for sequences of features: 2 blocks, width 256, 8 heads, class token first or last",
+    ),
+    "encoder-thumos": (
+        functools.partial(encoder, width=1024, token="last"),
+        SequenceShape,
+        "2 blocks, width 1024, 8 heads, class token last: the THUMOS14 model of explicit dropout",
     ),
     "seq2seq": (
         seq2seq,

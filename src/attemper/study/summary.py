@@ -41,7 +41,7 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         "command": command,
         "complete": not missing,
         "confidence": CONFIDENCE,
-        "notes": [*plan.notes, *(_failure_note(study, key) for key in failed)],
+        "notes": [*plan.notes, *_data_notes(results), *(_failure_note(study, key) for key in failed)],
         "recipes": rows,
     }
 
@@ -133,6 +133,11 @@ def _versions(results: dict[str, Result]) -> dict[str, str]:
         for name, value in result.get("versions", {}).items():
             seen[name][str(value)] = None
     return {name: ", ".join(values) for name, values in seen.items()}
+
+
+def _data_notes(results: dict[str, Result]) -> list[str]:
+    """What the runs say about their data, each thing once."""
+    return list(dict.fromkeys(note for result in results.values() for note in result.get("notes", ())))
 
 
 def _failure_note(study: Study, key: str) -> str:

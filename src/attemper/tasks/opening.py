@@ -10,6 +10,7 @@ from pathlib import Path
 from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 from attemper.tasks import cifar
+from attemper.tasks.actions import open_actions, open_planted
 from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
@@ -27,6 +28,8 @@ TASKS = {
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
     "folder:PATH": "any folder with one subfolder of images per class",
+    "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
+    "planted": "made-up videos with planted actions, no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
@@ -70,6 +73,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
     if kind == "folder" and rest:
         return functools.partial(open_folder, label, rest, root)
+    if name == "planted":
+        return functools.partial(open_planted, label)
+    if kind == "actions" and rest:
+        return functools.partial(open_actions, label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
     if name == "numerals":

@@ -152,7 +152,9 @@ class Run:
         return reading
 
     def make_recorder(self, every: int) -> Recorder:
-        stored, _ = next(self.data.validation.batches(torch.arange(min(IMAGES, len(self.data.validation))), IMAGES))
+        held = len(self.data.validation)
+        spread = torch.arange(min(IMAGES, held)) * held // min(IMAGES, held)  # neighbours may be steps of one video
+        stored, _ = next(self.data.validation.batches(spread, IMAGES))
         return Recorder(self.learner.model, self.task.to_input(stored), every)
 
     def probe(self, recorder: Recorder, step: int) -> None:
@@ -262,6 +264,7 @@ class Run:
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),
             "versions": versions(self.device),
+            **({"notes": list(notes)} if (notes := getattr(task, "notes", ())) else {}),
         }
         if self.folder is not None:
             save_weights(self.folder, self.best, self.spec, task.fingerprint)
