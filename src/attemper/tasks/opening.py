@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
-from attemper.tasks import cifar
+from attemper.tasks import audio, cifar
 from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
@@ -25,8 +25,14 @@ TASKS = {
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
     "folder:PATH": "any folder with one subfolder of images per class",
+    "tones": "made-up tones in noise: six classes of sound, no files needed",
+    "audio:PATH": "any folder with one subfolder of audio files per class, such as GTZAN's genres",
+    "esc50:PATH": "ESC-50 with its CSV; one of its five folds is the test set",
+    "mel:FILE": "ready log-mel spectrograms in an .npz file",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
 }
+
+AUDIO: dict[str, Callable[..., Task]] = {"audio": audio.open_audio, "esc50": audio.open_esc50, "mel": audio.open_mel}
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -66,6 +72,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
     if kind == "folder" and rest:
         return functools.partial(open_folder, label, rest, root)
+    if name == "tones":
+        return functools.partial(audio.open_tones, label)
+    if kind in AUDIO and rest:
+        return functools.partial(AUDIO[kind], label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
     raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
