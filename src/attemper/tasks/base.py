@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from attemper.tasks.augment import Augment
-from attemper.tasks.classification import Metrics
+from attemper.tasks.classification import Details, Metrics
 from attemper.tasks.pooled import PooledTask
 from attemper.tasks.source import Source
 
-__all__ = ["ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
+__all__ = ["Detailed", "ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
 
 
 class Shape(Protocol):
@@ -104,6 +104,15 @@ class Task(Protocol):
 
     def measure(self, model: nn.Module, source: Source) -> Metrics:
         """The metrics of a model in eval mode on a set of samples: "loss", `primary`, and whatever else there is."""
+        ...
+
+
+@runtime_checkable
+class Detailed(Protocol):
+    """A task with more to say about a model than a few numbers."""
+
+    def details(self, model: nn.Module, source: Source) -> Details | None:
+        """What a model in eval mode gets right and wrong, class by class; None where that is not worth its price."""
         ...
 
 
