@@ -11,7 +11,7 @@ from attemper.errors import ParameterError, suggestion
 __all__ = ["SCALES", "Row", "Size", "Table"]
 
 SCALES = {
-    "smoke": "scikit-learn's digits and a small model, a minute on a CPU: shows that everything runs, and nothing else",
+    "smoke": "embedded data and a small model, a minute on a CPU: shows that everything runs, and nothing else",
     "small": "the published task with fewer epochs, seeds and configurations: about an hour on one large GPU",
     "full": "as published, as far as that is known",
 }
@@ -82,7 +82,7 @@ class Table:
         """
         size, smoke = self._size(scale), scale == "smoke"
         plan: dict[str, Any] = {
-            "title": f"{self.title}: smoke run on digits" if smoke else self.title,
+            "title": f"{self.title}: smoke run on {size.task}" if smoke else self.title,
             "task": size.task,
             "model": size.model,
             "seeds": size.seeds,

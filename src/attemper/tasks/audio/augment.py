@@ -50,7 +50,7 @@ class SpecAugment(Transform):
         """Which of the places of each sample are hidden: boolean (samples, places)."""
         hidden = torch.zeros(samples, places, dtype=torch.bool)
         for _ in range(self.masks):
-            length = (torch.rand(samples) * (longest * places + 1)).floor()
+            length = (torch.rand(samples) * (int(longest * places) + 1)).floor()
             start = (torch.rand(samples) * (places - length + 1)).floor()
             hidden |= inside(torch.arange(places), start, length)
         return hidden
