@@ -216,8 +216,9 @@ GTZAN = Table(
         "GTZAN has no official test set, and the paper does not say which clips it tests on. Here a fixed, stratified "
         "fifth is the test set. Seven tracks are exact copies of others; copies are never on two sides of a split. The "
         "test set has 200 clips, so that one clip is half a point.",
-        *CHOICE,
-        "Strengths are read with reduction=authors, which grows with the batch; Arora's term is a mean.",
+        "One λ serves attention and feed-forward layers: our reading. It is read with reduction=authors, under which "
+        "penalties grow with the batch; Arora's term is a mean. λ and the learning rate are chosen on validation.",
+        CHOICE[1],
     ),
     rows=main_rows("gtzan"),
     sizes={
