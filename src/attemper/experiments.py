@@ -138,6 +138,7 @@ def run_experiment(
         "measure": experiment.measure,
         "expected": experiment.expected,
         "task": task.name,
+        "metric": task.primary,
         "models": {"ViT": vit, "mixer": mixer},
         "budget": dataclasses.asdict(budget),
         "seeds": seeds,

@@ -88,7 +88,10 @@ def markdown(found: dict[str, Any]) -> str:
     if found["measure"] == "entropy":
         measure = ("entropy", "first block", "last block")
     what, first, last = measure
-    lines = [f"| arm | test accuracy, % | {what}, {first} | {what}, {last} | diverged |", "|---|---|---|---|---|"]
+    lines = [
+        f"| arm | test {found['metric']}, % | {what}, {first} | {what}, {last} | diverged |",
+        "|---|---|---|---|---|",
+    ]
     for arm in found["arms"]:
         spread = "" if arm["deviation"] is None else f" ± {100 * arm['deviation']:.2f}"
         ends = " | ".join("–" if value is None else f"{value:.3g}" for value in (arm["median"][0], arm["median"][-1]))

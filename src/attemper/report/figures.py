@@ -24,7 +24,7 @@ FOCUS = 0.2
 
 
 def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section:
-    """Accuracy with intervals, and beside it the paired differences, recipe by recipe in the same order."""
+    """The metric with intervals, and beside it the paired differences, recipe by recipe in the same order."""
     sure = f"{100 * confidence:g} %"
     rows = []
     for entry in ranked:
@@ -48,7 +48,7 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section
         note=f"Mean, its {sure} interval, and every seed below it.",
     )
     return Section(
-        heading=metric[:1].upper() + metric[1:],
+        heading=metric.capitalize() if metric.islower() else metric,
         lead=(
             "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
             "means overlap. Bars that reach the edge go on beyond it."
@@ -103,7 +103,7 @@ def curves(ranked: Sequence[Entry], metric: str) -> Section | None:
     panels: list[tuple[str, str, Callable[[Mapping[str, Any]], float | None], bool]] = [
         (f"Validation {metric}", "%", lambda at: percent((at.get("validation") or {}).get(metric)), False),
         ("Validation loss", "loss", lambda at: finite((at.get("validation") or {}).get("loss")), True),
-        (f"Training {metric}", "%", lambda at: percent(at.get(f"train_{metric}")), False),
+        ("Training accuracy", "%", lambda at: percent(at.get("train_accuracy")), False),
         ("Training loss", "loss", lambda at: finite(at.get("train_loss")), True),
         ("Penalty in the loss", "penalty", lambda at: finite(at.get("penalty")) or None, True),
     ]
@@ -206,7 +206,7 @@ def gap(ranked: Sequence[Entry], metric: str) -> Section | None:
 
 
 def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
-    """Accuracy against the time of a step."""
+    """The metric against the time of a step."""
     points = []
     for entry in ranked:
         ratio, mean = finite(entry.cost.get("ratio")), entry.mean

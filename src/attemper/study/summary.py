@@ -41,7 +41,7 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         "command": command,
         "complete": not missing,
         "confidence": CONFIDENCE,
-        "notes": [*plan.notes, *(_failure_note(study, key) for key in failed)],
+        "notes": [*plan.notes, *_data_notes(study), *(_failure_note(study, key) for key in failed)],
         "recipes": rows,
     }
 
@@ -146,6 +146,11 @@ def _versions(results: dict[str, Result]) -> dict[str, str]:
         for name, value in result.get("versions", {}).items():
             seen[name][str(value)] = None
     return {name: ", ".join(values) for name, values in seen.items()}
+
+
+def _data_notes(study: Study) -> list[str]:
+    """What the task says about its data, where that has been opened; a summary alone does not need it."""
+    return list(getattr(study.__dict__.get("task"), "notes", ()))
 
 
 def _failure_note(study: Study, key: str) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 from attemper.tasks import audio, cifar
+from attemper.tasks.actions import open_actions, open_planted
 from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
+from attemper.tasks.telling import collecting
 from attemper.tasks.timm_data import open_timm
 
 __all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
@@ -29,6 +31,8 @@ TASKS = {
     "audio:PATH": "any folder with one subfolder of audio files per class, such as GTZAN's genres",
     "esc50:PATH": "ESC-50 with its CSV; one of its five folds is the test set",
     "mel:FILE": "ready log-mel spectrograms in an .npz file",
+    "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
+    "planted": "made-up videos with planted actions, no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
 }
 
@@ -76,6 +80,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(audio.open_tones, label)
     if kind in AUDIO and rest:
         return functools.partial(AUDIO[kind], label, rest, root)
+    if name == "planted":
+        return functools.partial(open_planted, label)
+    if kind == "actions" and rest:
+        return functools.partial(open_actions, label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
     raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
@@ -87,11 +95,13 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     >>> verify("digits")
     ['digits: 1,437 training samples and 360 test samples of 1 × 8 × 8 and of 10 classes']
     """
-    task = open_task(text, root)
+    with collecting() as told:
+        task = open_task(text, root)
     train, validation = task.split(seed=0, validation=0.5)
     return [
         f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
-        f"of {task.shape}"
+        f"of {task.shape}",
+        *dict.fromkeys((*told, *getattr(task, "notes", ()))),
     ]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -95,11 +95,11 @@ class LazySource:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def take(self, indices: Tensor) -> LazySource:
+    def take(self, indices: Tensor) -> Self:
         assert self.indices is not None
         return dataclasses.replace(self, targets=self.targets[indices], indices=self.indices[indices])
 
-    def to(self, device: torch.device) -> LazySource:
+    def to(self, device: torch.device) -> Self:
         return dataclasses.replace(self, device=device)
 
     def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
-__all__ = ["DataWarning", "Listener", "Nobody", "listening", "note", "progress"]
+__all__ = ["DataWarning", "Listener", "Nobody", "collecting", "listening", "note", "progress"]
 
 
 class DataWarning(UserWarning):
@@ -46,6 +46,29 @@ def listening(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+class _Collecting:
+    """Passes progress on and keeps notes."""
+
+    def __init__(self, outside: Listener | None) -> None:
+        self.notes: list[str] = []
+        self._outside = outside
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if self._outside is not None:
+            self._outside.progress(what, done, total)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[str]]:
+    """A stretch of code whose notes are put into a list, for whoever will show them in a better place."""
+    collector = _Collecting(_listener.get())
+    with listening(collector):
+        yield collector.notes
 
 
 def progress(what: str, done: int, total: int) -> None:

@@ -152,7 +152,9 @@ class Run:
         return reading
 
     def make_recorder(self, every: int) -> Recorder:
-        stored, _ = next(self.data.validation.batches(torch.arange(min(IMAGES, len(self.data.validation))), IMAGES))
+        held = len(self.data.validation)
+        spread = torch.arange(min(IMAGES, held)) * held // min(IMAGES, held)  # neighbours may be steps of one video
+        stored, _ = next(self.data.validation.batches(spread, IMAGES))
         return Recorder(self.learner.model, self.task.to_input(stored), every)
 
     def probe(self, recorder: Recorder, step: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from attemper.tasks.audio.reading import ENDINGS
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import TEST_FOLDERS
-from attemper.tasks.telling import note
 
 __all__ = ["Clip", "Listing", "list_esc50", "list_folder"]
 
@@ -36,6 +35,8 @@ class Listing:
     folder: Path
     clips: tuple[Clip, ...]
     classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was left out, in sentences."""
 
 
 def list_folder(folder: Path) -> Listing:
@@ -43,24 +44,30 @@ def list_folder(folder: Path) -> Listing:
     part = next((each for each in TEST_FOLDERS if (folder / each).is_dir()), None)
     if part is None or not (folder / "train").is_dir():
         classes = _class_folders(folder)
-        return Listing(folder, tuple(_clips(folder, folder, classes, None)), classes)
+        return Listing(folder, tuple(_clips(folder, folder, classes, None)), classes, tuple(_loose(folder)))
     classes = _class_folders(folder / "train")
     for name in _class_folders(folder / part):
         if name not in classes:
             first = next(iter(_sounds(folder / part / name)), folder / part / name)
             raise DataError(f"'{first}' is of class '{name}', which '{folder / 'train'}' does not have.")
     training = _clips(folder, folder / "train", classes, False)
-    return Listing(folder, (*training, *_clips(folder, folder / part, classes, True)), classes)
+    notes = (*_loose(folder / "train"), *_loose(folder / part))
+    return Listing(folder, (*training, *_clips(folder, folder / part, classes, True)), classes, notes)
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
     names = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     if len(names) < 2:
         raise DataError(f"'{folder}' has {len(names)} class folders; there must be at least 2, one per class.")
-    loose = sorted(each.name for each in folder.iterdir() if each.is_file() and each.suffix.lower() in ENDINGS)
-    if loose:
-        note(f"Left out, since they lie in no class folder: {len(loose)} audio files, '{folder / loose[0]}' first.")
     return tuple(names)
+
+
+def _loose(folder: Path) -> list[str]:
+    """A line about files that have no class, if there are any."""
+    found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix.lower() in ENDINGS)
+    if not found:
+        return []
+    return [f"Left out, since they lie in no class folder: {len(found)} audio files, '{found[0]}' first."]
 
 
 def _sounds(folder: Path) -> list[Path]:

@@ -121,12 +121,14 @@ def _open_files(
 ) -> AudioTask:
     shape = token_shape(name, settings.frames, settings.bands, tokens, len(listing.classes))
     prepared = prepare(listing, settings, root)
-    _tell_problems(listing, prepared)
     clips = [listing.clips[row] for row in prepared.rows]
     targets = torch.tensor([clip.target for clip in clips])
     recordings = [index if clip.recording is None else clip.recording for index, clip in enumerate(clips)]
     groups = joined(len(clips), prepared.equal, recordings)
-    kept, held = _parts(listing, [clip.held for clip in clips], targets, groups)
+    kept, held, copies = _parts(listing, [clip.held for clip in clips], targets, groups)
+    notes = (*listing.notes, *_problems(listing, prepared), *copies)
+    for each in notes:
+        note(each)
 
     def source(indices: Tensor) -> MelSource:
         mel = torch.from_numpy(prepared.mel[indices.numpy()])  # a copy: only these pages are read
@@ -142,11 +144,12 @@ def _open_files(
         train=train,
         test_images=test,
         bands=settings.bands,
+        notes=notes,
     )
 
 
-def _tell_problems(listing: Listing, prepared: Prepared) -> None:
-    """Name what was skipped; raise if nothing is left of a class."""
+def _problems(listing: Listing, prepared: Prepared) -> list[str]:
+    """A line that names what was skipped; raise if nothing is left of a class."""
     problems = {listing.clips[index].name: reason for index, reason in prepared.problems.items()}
     left = {(listing.clips[row].target, listing.clips[row].held) for row in prepared.rows}
     for index, reason in prepared.problems.items():
@@ -157,24 +160,30 @@ def _tell_problems(listing: Listing, prepared: Prepared) -> None:
                 f"None of the files of class '{listing.classes[clip.target]}'{part} can be read, such as "
                 f"'{listing.folder / clip.name}': {reason}."
             )
-    if problems:
-        named = "; ".join(f"'{name}' ({reason})" for name, reason in list(problems.items())[:NAMED])
-        more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
-        note(
-            f"{len(problems)} of {len(listing.clips)} audio files in '{listing.folder}' cannot be read and "
-            f"{'is' if len(problems) == 1 else 'are'} skipped: {named}{more}."
-        )
+    if not problems:
+        return []
+    named = "; ".join(f"'{name}' ({reason})" for name, reason in list(problems.items())[:NAMED])
+    more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+    return [
+        f"{len(problems)} of {len(listing.clips)} audio files in '{listing.folder}' cannot be read and "
+        f"{'is' if len(problems) == 1 else 'are'} skipped: {named}{more}."
+    ]
 
 
-def _parts(listing: Listing, held: list[bool | None], targets: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices for training and for test; a copy of a test clip is not trained on."""
+def _parts(
+    listing: Listing, held: list[bool | None], targets: Tensor, groups: Tensor
+) -> tuple[Tensor, Tensor, list[str]]:
+    """Indices for training and for test, and a line about copies of test clips, which are not trained on."""
     if None in held:
-        return hold_out(targets, groups)
+        return *hold_out(targets, groups), []
     test = torch.tensor(held)
     copied = ~test & torch.isin(groups, groups[test])
+    notes = []
     if copied.any():
-        note(f"Left out of training, since the test set of '{listing.folder}' holds copies: {int(copied.sum())} clips.")
-    return (~test & ~copied).nonzero().flatten(), test.nonzero().flatten()
+        notes = [
+            f"Left out, since the test set of '{listing.folder}' holds copies: {int(copied.sum())} training clips."
+        ]
+    return (~test & ~copied).nonzero().flatten(), test.nonzero().flatten(), notes
 
 
 def joined(count: int, *marks: Iterable[Hashable]) -> Tensor:

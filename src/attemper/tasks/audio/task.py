@@ -64,6 +64,8 @@ class AudioTask(PooledTask):
     shape: SequenceShape
     bands: int = dataclasses.field(kw_only=True)
     """Of a spectrogram: so many features of a token belong to one frame."""
+    notes: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    """What was left out of the data, in sentences."""
 
     def groups_of(self, source: Source) -> Tensor | None:
         return source.groups if isinstance(source, MelSource) else None
