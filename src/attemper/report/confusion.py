@@ -129,15 +129,16 @@ def confusion_matrix(confusion: Confusion) -> str:
                     f'<text class="name" x="{percent((column + 0.5) * wide)}" y="{middle:.1f}" text-anchor="middle" '
                     f'pointer-events="none">{number(share, 0)}</text>'
                 )
+    turn, below = (-40, 76) if count <= WRITTEN else (-65, 100)
     for column, name in enumerate(names):
         # An svg of its own, since a turned text cannot stand at a place given in per cent.
         parts.append(
             f'<svg x="{percent((column + 0.5) * wide)}" y="{bottom + 12}" overflow="visible">'
-            f'<text class="tick end" transform="rotate(-40)">{escape(shorten(name, LONGEST))}</text></svg>'
+            f'<text class="tick end" transform="rotate({turn})">{escape(shorten(name, LONGEST))}</text></svg>'
         )
     right = sum(confusion.counts[at][at] for at in range(count))
     total = sum(map(sum, confusion.counts))
     title = f"Confusion, {confusion.entry.name}"
     note = "Rows: the class of a sample. Columns: what it was taken for. In per cent of the row."
     spoken = f"{right} of {total} samples on the diagonal"
-    return figure(title, note, spoken, "named", bottom + 76, series_group(confusion.entry.series, "".join(parts)))
+    return figure(title, note, spoken, "named", bottom + below, series_group(confusion.entry.series, "".join(parts)))
