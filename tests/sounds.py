@@ -1,11 +1,15 @@
-"""Small audio files for tests."""
+"""Small audio files for tests, and tasks opened by somebody who listens."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
+
+from attemper.tasks import open_task
+from attemper.tasks.telling import listening
 
 
 def tone(hertz: float, seconds: float = 1.0, rate: int = 16_000, channels: int = 1, seed: int = 0) -> np.ndarray:
@@ -46,3 +50,34 @@ def esc50(folder: Path, classes: int = 3, recordings: int = 2, takes: int = 2) -
     (folder / "meta").mkdir(parents=True, exist_ok=True)
     (folder / "meta" / "esc50.csv").write_text("\n".join(rows) + "\n")
     return folder
+
+
+SHORT = "seconds=1, bands=16"
+
+
+class Heard:
+    """Remembers what tasks tell."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int, int]] = []
+        self.notes: list[str] = []
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.steps.append((what, done, total))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def opened(text: str, root: Path) -> tuple[Any, Heard]:
+    heard = Heard()
+    with listening(heard):
+        return open_task(text, root), heard
+
+
+def parts(task: Any, seed: int = 0) -> list[Any]:
+    return [*task.split(seed, 0.3), task.test()]
+
+
+def clips(source: Any) -> list[bytes]:
+    return [clip.numpy().tobytes() for clip in source.mel]
