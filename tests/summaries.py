@@ -175,6 +175,19 @@ def long_names() -> dict[str, Any]:
     return given
 
 
+def with_classes(classes: int = 10) -> dict[str, Any]:
+    """Every recipe with a confusion matrix, most of it on the diagonal."""
+    rng = random.Random(1)
+    given = summary(4)
+    for recipe in given["recipes"]:
+        confusion = [[rng.choice((0, 0, 1, 3)) for _ in range(classes)] for _ in range(classes)]
+        for at in range(classes):
+            confusion[at][at] = 60 + at
+        names = ["blues", "a class with a long name", *(f"genre {at}" for at in range(2, classes))]
+        recipe["details"] = {"classes": names[:classes], "confusion": confusion, "runs": 5}
+    return given
+
+
 def poisoned() -> dict[str, Any]:
     given = published_beside(summary(4))
     given.update(title=EVIL, verdict=EVIL, command=EVIL, versions={EVIL: EVIL}, metric="accuracy")
@@ -184,6 +197,8 @@ def poisoned() -> dict[str, Any]:
         recipe["published"] = {"value": 80.0, "deviation": None, "source": EVIL}
         recipe["rates"] = [{"method": EVIL, "block": 0, "rate": 0.1}, {"method": EVIL + "2", "block": 0, "rate": None}]
         recipe["configurations"][0]["recipe"] = EVIL
+    for recipe in given["recipes"]:
+        recipe["details"] = {"classes": [EVIL, EVIL + "2"], "confusion": [[3, 1], [0, 4]], "runs": 5}
     return given
 
 
@@ -196,6 +211,8 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "no cost": without_cost,
     "fifteen recipes": lambda: summary(15, epochs=200),
     "long names": long_names,
+    "classes": with_classes,
+    "many classes": lambda: with_classes(20),
     "all equal": equal,
     "only none": lambda: summary(1),
     "empty": lambda: summary(0, verdict="", complete=False),

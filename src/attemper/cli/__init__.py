@@ -17,6 +17,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else list(words)
     try:
         from attemper.cli.commands import read
+        from attemper.cli.preparing import told_on_terminal
     except ModuleNotFoundError as error:
         if error.name in ("attemper", None) or error.name.startswith("attemper."):
             raise
@@ -26,7 +27,9 @@ def main(words: Sequence[str] | None = None) -> int:
     from attemper.study.errors import StoppedError
 
     try:
-        return read(words).run(words)
+        command = read(words)
+        with told_on_terminal():
+            return command.run(words)
     except StoppedError as stopped:
         _complain(str(stopped))
         return 130

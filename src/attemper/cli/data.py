@@ -18,17 +18,18 @@ Task = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
 
 @dataclass(frozen=True)
 class Prepare:
-    """Download what a task needs and is not there yet, then check it.
+    """Download what a task needs and is not there yet, or compute its spectrograms once, then check it.
 
     On a machine without network, copy the official files under the data root and use 'attemper data verify'.
 
     Examples
       attemper data prepare cifar10
       attemper data prepare cifar100 --data /path/to/data
+      attemper data prepare audio:genres
     """
 
     task: Task
-    """Such as cifar10, cifar100, timm:NAME."""
+    """Such as cifar10, cifar100, audio:PATH, timm:NAME."""
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -48,7 +49,7 @@ class Verify:
     """
 
     task: Task
-    """Such as digits, cifar10, cifar100, folder:PATH, timm:NAME."""
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, timm:NAME."""
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:

@@ -34,7 +34,7 @@ class Train:
     """
 
     task: str = "digits"
-    """Such as digits, cifar10, cifar100, folder:PATH, timm:NAME."""
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, timm:NAME."""
     model: str = "vit-digits"
     """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
     recipe: str = "none"

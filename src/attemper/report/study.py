@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.report import evaluation, figures, probes, tables
+from attemper.report import confusion, evaluation, figures, probes, tables
 from attemper.report.markup import data_block, escape
 from attemper.report.page import page
 from attemper.report.recipes import Entry, entries
@@ -27,6 +27,7 @@ def render(summary: Mapping[str, Any]) -> str:
     sections = [
         tables.results(ranked, metric, float(summary.get("confidence") or 0.95)),
         figures.accuracy(ranked, metric, float(summary.get("confidence") or 0.95)),
+        confusion.classes(ranked),
         figures.curves(ranked, metric),
         probes.attention(ranked),
         figures.gap(ranked, metric),

@@ -23,6 +23,7 @@ from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
 from attemper.study.status import Status, status_of
 from attemper.study.study import Study
+from attemper.tasks.telling import Nobody, listening
 
 __all__ = ["default_workers", "work"]
 
@@ -198,7 +199,8 @@ def serve(line: Connection, orders: Orders) -> None:
             stale_after=orders.stale_after,
             attempts=orders.attempts,
         )
-        study.work(stop=stop.is_set, device=orders.device, say=lambda text: line.send(("note", text)))
+        with listening(Nobody()):  # whoever sent us has opened the same data, and has told about it
+            study.work(stop=stop.is_set, device=orders.device, say=lambda text: line.send(("note", text)))
     except AttemperError as error:
         line.send(("fatal", str(error)))
     except Exception:

@@ -87,7 +87,10 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
     }
-    return {**row, "evaluation": over_seeds([run and run.get("evaluation") for run in runs])} if evaluated else row
+    if evaluated:
+        row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
+    details = _details(there)
+    return row if details is None else {**row, "details": details}
 
 
 def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
@@ -119,6 +122,16 @@ def _configurations(choice: Choice) -> list[dict[str, Any]]:
 
 def _metric(run: Result | None, part: str) -> float | None:
     return None if run is None else run[part][run["metric"]]
+
+
+def _details(runs: list[Result]) -> dict[str, Any] | None:
+    """The confusion matrices of several seeds, added up; None where no run has one, as those of older versions."""
+    found = [run["test_details"] for run in runs if run.get("test_details")]
+    if not found:
+        return None
+    matrices = zip(*(one["confusion"] for one in found), strict=True)
+    confusion = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in matrices]
+    return {"classes": found[0]["classes"], "confusion": confusion, "runs": len(found)}
 
 
 def _published(plan: Plan, entry: Entry) -> dict[str, Any] | None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from attemper.tasks.augment import Augment
-from attemper.tasks.classification import Classification, Metrics
-from attemper.tasks.errors import DataError
+from attemper.tasks.classification import Details, Metrics
+from attemper.tasks.pooled import PooledTask
 from attemper.tasks.source import Source
-from attemper.tasks.split import FIXED, divide
 
-__all__ = ["ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
+__all__ = ["Detailed", "ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
 
 
 class Shape(Protocol):
@@ -110,69 +107,22 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Detailed(Protocol):
+    """A task with more to say about a model than a few numbers."""
+
+    def details(self, model: nn.Module, source: Source) -> Details | None:
+        """What a model in eval mode gets right and wrong, class by class; None where that is not worth its price."""
+        ...
+
+
 @dataclasses.dataclass
-class ImageTask(Classification):
-    """Images with one class each, stored as uint8.
+class ImageTask(PooledTask):
+    """Images with one class each, stored as uint8."""
 
-    pool: loads the training set, out of which training and validation part are split.
-    held_out: loads the test set.
-    classes: their names, in the order of the targets.
-    train, test_images: keep only so many images, the same ones for everybody, with every class in its proportion.
-    """
-
-    name: str
     shape: InputShape
-    fingerprint: str
-    pool: Callable[[], Source]
-    held_out: Callable[[], Source]
-    classes: tuple[str, ...]
-    train: int | None = None
-    test_images: int | None = None
-    primary: str = "accuracy"
-
-    @cached_property
-    def _training(self) -> Source:
-        return self._limited(self.pool(), self.train, "training")
-
-    @cached_property
-    def _by_device(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
-        return {}
-
-    def split(self, seed: int, validation: float) -> tuple[Source, Source]:
-        source = self._training
-        self._check_every_class_has(source, 2, "training", "one to train on and one to validate on")
-        train, held = divide(source.targets, round(len(source) * validation), seed)
-        return source.take(train), source.take(held)
-
-    def test(self) -> Source:
-        source = self._limited(self.held_out(), self.test_images, "test")
-        if not len(source):
-            raise DataError(f"The test set of '{self.name}' is empty.")
-        return source
 
     def to_input(self, stored: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
-        mean, deviation = self._statistics_on(stored.device)
-        return (stored.float() - mean) / deviation
-
-    def _statistics_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._by_device:
-            mean, deviation = self._training.statistics()
-            self._by_device[device] = mean[:, None, None].to(device), deviation[:, None, None].to(device)
-        return self._by_device[device]
-
-    def _limited(self, source: Source, images: int | None, part: str) -> Source:
-        if images is None or images == len(source):
-            return source
-        if images > len(source):
-            raise DataError(f"'{self.name}' asks for {images} {part} images, and there are {len(source)}.")
-        return source.take(divide(source.targets, images, FIXED)[1])
-
-    def _check_every_class_has(self, source: Source, least: int, part: str, why: str) -> None:
-        counts = torch.bincount(source.targets.cpu(), minlength=self.shape.classes)
-        if int(counts.min()) < least:
-            poorest = int(counts.argmin())
-            raise DataError(
-                f"'{self.name}' has {len(source)} {part} images of {self.shape.classes} classes, and class "
-                f"'{self.classes[poorest]}' has {int(counts[poorest])} of them; it needs at least {least}: {why}."
-            )
+        mean, deviation = self.statistics_on(stored.device)
+        return (stored.float() - mean[:, None, None]) / deviation[:, None, None]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,12 +13,17 @@ from attemper.outputs import logits_of
 from attemper.tasks.augment import Augment, parse_augmentation
 from attemper.tasks.source import Source
 
-__all__ = ["Classification", "Metrics"]
+__all__ = ["Classification", "Details", "Metrics"]
 
 Metrics = dict[str, float | None]
 """Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""
 
+Details = dict[str, Any]
+"""Plain data for the report: "classes", their names, and "confusion", how often a class (row) was taken for each."""
+
 BATCH = 512
+MOST_DETAILED = 20
+"""Classes up to which a confusion matrix can be read on a page."""
 
 
 class Classification:
@@ -23,6 +31,8 @@ class Classification:
 
     A task derives from it and overrides what is different.
     """
+
+    classes: tuple[str, ...]
 
     def to_input(self, stored: Tensor) -> Tensor:
         raise NotImplementedError
@@ -48,8 +58,24 @@ class Classification:
         device = next(model.parameters()).device
         correct = torch.zeros((), dtype=torch.int64, device=device)
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        for stored, targets in source.batches(torch.arange(len(source)), BATCH):
-            logits = logits_of(model(self.to_input(stored))).float()
+        for logits, targets in self._predictions(model, source):
             correct += (logits.argmax(-1) == targets).sum()
             loss += F.cross_entropy(logits, targets, reduction="sum").double()
         return {"accuracy": int(correct) / len(source), "loss": float(loss) / len(source)}
+
+    def details(self, model: nn.Module, source: Source) -> Details | None:
+        """The confusion matrix of a model in eval mode.
+
+        None where there are too many classes to look at, and where samples would have to be decoded once more.
+        """
+        count = len(self.classes)
+        if count > MOST_DETAILED or not source.in_memory:
+            return None
+        found = torch.zeros(count * count, dtype=torch.int64, device=next(model.parameters()).device)
+        for logits, targets in self._predictions(model, source):
+            found += torch.bincount(targets * count + logits.argmax(-1), minlength=count * count)
+        return {"classes": list(self.classes), "confusion": found.reshape(count, count).tolist()}
+
+    def _predictions(self, model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
+        for stored, targets in source.batches(torch.arange(len(source)), BATCH):
+            yield logits_of(model(self.to_input(stored))).float(), targets

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from attemper.calls import check_options, parse_call, render_call
 from attemper.errors import ParameterError, suggestion
-from attemper.tasks import cifar
+from attemper.tasks import audio, cifar
 from attemper.tasks.actions import open_actions, open_planted
 from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
 from attemper.tasks.numerals import open_numerals
+from attemper.tasks.telling import collecting
 from attemper.tasks.timm_data import open_timm
 from attemper.tasks.translation import open_translation
 
@@ -28,12 +29,18 @@ TASKS = {
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
     "folder:PATH": "any folder with one subfolder of images per class",
+    "tones": "made-up tones in noise: six classes of sound, no files needed",
+    "audio:PATH": "any folder with one subfolder of audio files per class, such as GTZAN's genres",
+    "esc50:PATH": "ESC-50 with its CSV; one of its five folds is the test set",
+    "mel:FILE": "ready log-mel spectrograms in an .npz file",
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
+
+AUDIO: dict[str, Callable[..., Task]] = {"audio": audio.open_audio, "esc50": audio.open_esc50, "mel": audio.open_mel}
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -73,6 +80,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
     if kind == "folder" and rest:
         return functools.partial(open_folder, label, rest, root)
+    if name == "tones":
+        return functools.partial(audio.open_tones, label)
+    if kind in AUDIO and rest:
+        return functools.partial(AUDIO[kind], label, rest, root)
     if name == "planted":
         return functools.partial(open_planted, label)
     if kind == "actions" and rest:
@@ -92,12 +103,13 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     >>> verify("digits")
     ['digits: 1,437 training samples and 360 test samples of 1 × 8 × 8 and of 10 classes']
     """
-    task = open_task(text, root)
+    with collecting() as told:
+        task = open_task(text, root)
     train, validation = task.split(seed=0, validation=0.5)
     return [
         f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
         f"of {task.shape}",
-        *getattr(task, "notes", ()),  # what a kind of data has to tell besides
+        *dict.fromkeys((*told, *getattr(task, "notes", ()))),
     ]
 
 

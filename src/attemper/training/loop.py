@@ -17,7 +17,7 @@ from attemper.tasks.base import Task
 from attemper.tasks.source import Source
 from attemper.training.checkpoint import DamagedError, load_checkpoint, make_ready, save_checkpoint, set_aside
 from attemper.training.data import RunData
-from attemper.training.evaluate import Metrics, evaluate, finite
+from attemper.training.evaluate import Metrics, detail, evaluate, finite
 from attemper.training.graph import Step, fastest
 from attemper.training.learner import Learner
 from attemper.training.meter import Reading
@@ -245,7 +245,9 @@ class Run:
         chosen = next((entry for entry in story.curve if entry["epoch"] == story.chosen), None)
         validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
         train = evaluate(learner, task, data.measured_train())
-        test, evaluation = self.examine(task.test().to(self.device), train)
+        held_out = task.test().to(self.device)
+        test, evaluation = self.examine(held_out, train)
+        details = detail(learner, task, held_out)
         result = {
             "format": FORMAT,
             "key": self.key,
@@ -258,6 +260,7 @@ class Run:
             "train": train,
             "validation": validation,
             "test": test,
+            **({} if details is None else {"test_details": details}),
             "curve": story.curve,
             "probes": story.probes,
             "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],

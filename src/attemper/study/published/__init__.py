@@ -1,7 +1,7 @@
 """The published tables to compare with: other people's figures as data, and plans that run them again."""
 
 from attemper.errors import ParameterError, suggestion
-from attemper.study.published import explicit, others, thumos
+from attemper.study.published import explicit, gtzan, others, thumos
 from attemper.study.published.table import SCALES, Row, Size, Table
 
 __all__ = ["SCALES", "Row", "Size", "Table", "catalogue", "find_table"]
@@ -13,7 +13,7 @@ def catalogue() -> list[Table]:
     >>> [table.key for table in catalogue()][:2]
     ['explicit-cifar10', 'explicit-cifar100']
     """
-    return [*explicit.TABLES, *thumos.TABLES, *others.TABLES]
+    return [*explicit.TABLES, *gtzan.TABLES, *thumos.TABLES, *others.TABLES]
 
 
 def find_table(key: str) -> Table:
