@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from attemper.errors import AttemperError, ParameterError
@@ -27,8 +29,9 @@ def check_run(spec: RunSpec, task: Task) -> None:
                 f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'."
             )
     task.split(spec.seed, spec.budget.validation)
+    plain = dataclasses.replace(spec.budget, compile=False, precision="float32")  # neither says what fits
     with borrowed():
-        learner = Learner(spec, task, torch.device("cpu"))
+        learner = Learner(dataclasses.replace(spec, budget=plain), task, torch.device("cpu"))
         learner.model.train()
         inputs, targets = task.shape.example(2)
         try:

@@ -51,29 +51,13 @@ def pop(first, second, third, fourth, drawn, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def maxima_kernel(
-    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest,
-    NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    DEPTH: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+def maxima_tile(
+    first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q, mask_ptr,
+    mask_q, mask_k, nq, nk, scale, k_largest,
+    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, SPARE: tl.constexpr,
+    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
-    if NQ > 0:
-        nq = NQ
-        nk = NK
-    tiles = (nq + BM - 1) // BM
-    pid = tl.program_id(0)
-    head = pid // tiles
-    first_row = (pid % tiles) * BM
-    b = (head // heads).to(tl.int64)
-    h = (head % heads).to(tl.int64)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + (h // group) * k_h
-    mask_ptr += b * mask_b + h * mask_h
-    tops_ptr += b * tops_b + h * tops_h
-    cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
+    """Everything of one query tile. The pointers stand at the tile's sample and head, `unsure_ptr` at its flag."""
     queries = first_row + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
@@ -132,5 +116,44 @@ def maxima_kernel(
     equal = (tl.sum(drawn, 1) != k_largest + 1) | (value == below)
     few = below == -float("inf")  # equal ones that are drawn together cannot be told from a short row
     unsure = (lost | equal | few) & (queries < nq)
-    tl.store(unsure_ptr + pid, tl.max(unsure.to(tl.int32), 0))
+    tl.store(unsure_ptr, tl.max(unsure.to(tl.int32), 0))
     store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)
+
+
+@triton.jit
+def maxima_kernel(
+    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
+    heads, group, nq, nk, scale, k_largest,
+    NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
+    BN: tl.constexpr, DEPTH: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
+    if NQ > 0:
+        nq = NQ
+        nk = NK
+    tiles = (nq + BM - 1) // BM
+    pid = tl.program_id(0)
+    head = pid // tiles
+    first_row = (pid % tiles) * BM
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    q_ptr += b * q_b + h * q_h
+    k_ptr += b * k_b + (h // group) * k_h
+    mask_ptr += b * mask_b + h * mask_h
+    tops_ptr += b * tops_b + h * tops_h
+    cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
+    unsure_ptr += pid
+    if (nq % BM == 0) | (first_row + BM <= nq):
+        maxima_tile(
+            first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
+            mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
+            E, BE, BM, BN, DEPTH, SPARE, DROP, CAUSAL, MASK, PRECISION,
+        )  # fmt: skip
+    else:
+        maxima_tile(
+            first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
+            mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
+            E, BE, TAIL_M, BN, DEPTH, SPARE, DROP, CAUSAL, MASK, PRECISION,
+        )  # fmt: skip

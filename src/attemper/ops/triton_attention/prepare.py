@@ -19,7 +19,7 @@ from attemper.ops.triton_attention.launch import (
     tops_arguments,
     unit_stride,
 )
-from attemper.ops.triton_attention.plan import cuts_plan, is_static, maxima_plan, padded
+from attemper.ops.triton_attention.plan import cuts_plan, is_static, maxima_plan, padded, tail
 
 __all__ = ["drop_table", "row_cuts", "row_tops"]
 
@@ -128,7 +128,8 @@ def _row_cuts(
     with on_device(q):
         if fast is not None:
             maxima_kernel[(batch * heads * tiles,)](
-                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m, BN=fast.n,
+                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m,
+                TAIL_M=tail(nq, fast.m, static), BN=fast.n,
                 DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
             )  # fmt: skip
         cuts_kernel[(batch * heads * -(-nq // plan.m),)](
