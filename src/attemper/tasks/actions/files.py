@@ -16,8 +16,6 @@ from attemper.tasks.errors import DataError
 
 __all__ = ["FeatureFiles", "InMemory", "load_array", "load_json", "open_npz"]
 
-ENDINGS = (".npy", ".npz")
-
 
 @dataclasses.dataclass(frozen=True)
 class InMemory:

@@ -40,19 +40,20 @@ def open_actions(
     found = next((each for each in (root / path, Path(path)) if each.exists()), None)
     if found is None:
         raise DataError(f"'{path}' is not there, neither under the data root '{root}' nor from here.")
-    given = {
-        "features": features,
-        "annotations": annotations,
-        "targets": targets,
-        "feat_stride": feat_stride,
-        "num_frames": num_frames,
-    }
+    options = FolderOptions(
+        features=features,
+        annotations=annotations,
+        targets=targets,
+        feat_stride=feat_stride,
+        num_frames=num_frames,
+        skip_missing=skip_missing,
+    )
     if found.is_dir():
-        videos = read_folder(found, FolderOptions(**given, skip_missing=skip_missing))  # type: ignore[arg-type]
+        videos = read_folder(found, options)
     else:
-        odd = next((option for option, value in given.items() if value is not None), None)
-        if odd or skip_missing:
-            raise ParameterError(f"'{name}': {odd or 'skip_missing'} is an option of folders, and '{found}' is a file.")
+        given = [option for option, value in vars(options).items() if value]
+        if given:
+            raise ParameterError(f"'{name}': {given[0]} is an option of folders, and '{found}' is a file.")
         videos = read_npz(found)
     return ActionTask(
         name=name, videos=videos, protocol=protocol, window=window, stride=stride, train=train, test_videos=test
