@@ -90,7 +90,7 @@ def _forward(
     if out.numel() == 0:
         return out, stats, flags
     static = is_static(nq, nk)
-    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
+    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     fixed = plan.fixed and q.dtype != torch.float16

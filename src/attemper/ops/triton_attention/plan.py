@@ -112,8 +112,8 @@ def is_static(nq: int, nk: int) -> bool:
     return (nq, nk) in _seen
 
 
-def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False) -> ForwardPlan:
-    """Tiles of the forward kernel; width is the larger of the padded head widths; hard: with hard masking."""
+def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPlan:
+    """Tiles of the forward kernel; width is the larger of the padded head widths."""
     tokens = max(nq, nk)
     if dtype == torch.float32:
         return ForwardPlan(32, 32, 4, 2) if width <= 64 else ForwardPlan(16, 32, 4, 1)
@@ -127,14 +127,17 @@ def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = 
 
 
 def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False) -> BackwardPlan:
-    """Tiles of the backward kernel."""
+    """Tiles of the backward kernel; hard: with hard masking, where they are the largest that spill nothing."""
     tokens = max(nq, nk)
     if dtype == torch.float32:
         return BackwardPlan(32, 32, 32, 32, 4, 1) if width <= 64 else BackwardPlan(16, 16, 16, 16, 4, 1)
     if width > 64:
         return BackwardPlan(64, 32, 64, 32, 4, 2)
     if tokens <= 128:
-        return BackwardPlan(64, 32, 64, 64, 4, 1, registers=80 if width <= 32 else 128)
+        caps = (96, 168) if hard else (80, 128)
+        return BackwardPlan(64, 32, 64, 64, 4, 1, registers=caps[width > 32])
+    if hard:
+        return BackwardPlan(64, 32, 64, 32, 4, 3, registers=168)
     if tokens <= 256:
         return BackwardPlan(64, 32, 64, 32, 4, 3, registers=128)
     return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)
@@ -160,4 +163,4 @@ def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> Maxima
         return MaximaPlan(64, 32, 3, 4, 2)
     if nk <= WHOLE_KEYS:
         return MaximaPlan(64, 32, 4, 4, 2)
-    return MaximaPlan(64, 64, 4, 4, 2)
+    return MaximaPlan(64, 32, 4, 4, 3)
