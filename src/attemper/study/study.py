@@ -17,6 +17,7 @@ from attemper.study.errors import FolderError, PlanError, StudyError
 from attemper.study.files import folder_error, is_folder_trouble, translated, write_whole
 from attemper.study.plan import Entry, Plan
 from attemper.study.planfile import dump_plan, load_plan
+from attemper.study.settings import Settings, read_settings, write_settings
 from attemper.study.store import Result, Store
 from attemper.training.spec import RunSpec
 
@@ -39,6 +40,7 @@ class Study:
     plan: what to run; none: the plan that the folder holds.
     root: where this machine keeps its data.
     engine: who performs the runs; none: `attemper.training`.
+    settings: how runs are watched; none: as the folder remembers it.
     change_plan: take a folder that holds other runs than the plan's. They stay, and those in common are not run again.
     stale_after: seconds of silence after which another worker is taken for dead.
     attempts: after so many attempts that went wrong, a run is given up and the others go on.
@@ -51,12 +53,14 @@ class Study:
         root: Path | None = None,
         *,
         engine: Engine | None = None,
+        settings: Settings | None = None,
         change_plan: bool = False,
         stale_after: float = STALE_AFTER,
         attempts: int = ATTEMPTS,
     ) -> None:
         self.folder, self.root, self.attempts = Path(folder), root, attempts
-        self.engine: Engine = engine or Training()
+        self.settings = read_settings(self.folder) if settings is None else settings
+        self.engine: Engine = engine or Training(self.settings.probe_every)
         self.store = Store(self.folder)
         self.claims = Claims(self.folder / "claims", stale_after=stale_after)
         held = self._held_plan()
@@ -165,6 +169,7 @@ class Study:
                 write_whole(self.folder / "plan.yaml", dump_plan(self.plan))
             if not (self.folder / "data.json").exists() or json.loads((self.folder / "data.json").read_text()) != found:
                 write_whole(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
+            write_settings(self.folder, self.settings)
             for name in ("runs", "work", "claims"):
                 (self.folder / name).mkdir(exist_ok=True)
         for key in set(self.store.attempts()) & set(self.runs):
@@ -186,17 +191,34 @@ class Study:
 
     # Working.
 
-    def claim(self, keys: Iterable[str] | None = None) -> Claim | None:
-        """Claim the first missing run that nobody is at work on; None if there is none at the moment."""
+    def claim(self, keys: Iterable[str] | None = None, token: str | None = None) -> Claim | None:
+        """Claim the first missing run that nobody is at work on; None if there is none at the moment.
+
+        token: the claim's name, by which whoever sent us can tell ours from others.
+        """
         wanted = self.missing() if keys is None else list(keys)
         taken = {key for key, holder in self.claims.holders(wanted).items() if holder.alive}
         for key in wanted:
             if key not in taken:
                 with translated(self.claims.folder):
-                    claim = self.claims.take(key, on_takeover=self._note_death)
+                    claim = self.claims.take(key, on_takeover=self._note_death, token=token)
                 if claim is not None:
                     return claim
         return None
+
+    def bury(self, key: str, token: str) -> bool:
+        """Free a run whose worker is known to be dead, though its last sign of life is fresh; whether it held it.
+
+        token: of the dead worker's claim. A worker that is not dead after all finds out that the run is not its own.
+        """
+        holder = self.claims.holder(key)
+        if holder is None or holder.token != token or holder.released:
+            return False
+        with translated(self.claims.folder):
+            claim = self.claims.take(key, on_takeover=self._note_death, dead=token)
+        if claim is not None:
+            claim.release()
+        return claim is not None
 
     def _note_death(self, holder: Holder) -> None:
         if self.store.result(holder.key) is None:
