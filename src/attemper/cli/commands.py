@@ -19,6 +19,7 @@ from attemper.cli.experiment import Experiment
 from attemper.cli.methods import Methods
 from attemper.cli.reproduce import Reproduce
 from attemper.cli.study import Export, Report, Resume, Status
+from attemper.cli.submit import Submit, Work
 from attemper.cli.train import Train
 from attemper.errors import suggestion
 
@@ -53,7 +54,7 @@ Commands = Mapping[str, Any]
 GROUPS: dict[str, tuple[str, Commands]] = {
     "study": (
         "Look at a study, go on with it, take its results elsewhere.",
-        {"status": Status, "resume": Resume, "export": Export},
+        {"status": Status, "resume": Resume, "work": Work, "submit": Submit, "export": Export},
     ),
     "data": ("Fetch and check data sets.", {"prepare": Prepare, "verify": Verify}),
     "bench": ("Measure what methods cost on this machine.", {"ops": BenchOps, "step": BenchStep}),

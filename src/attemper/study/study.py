@@ -19,6 +19,8 @@ from attemper.study.plan import Entry, Plan
 from attemper.study.planfile import dump_plan, load_plan
 from attemper.study.settings import Settings, read_settings, write_settings
 from attemper.study.store import Result, Store
+from attemper.tracking import follow
+from attemper.tracking.registry import check_trackers
 from attemper.training.spec import RunSpec
 
 __all__ = ["Study"]
@@ -144,6 +146,7 @@ class Study:
 
     def check(self) -> None:
         """See that every recipe with something to do fits the model; all that do not are named at once."""
+        check_trackers(self.settings.track)
         errors: dict[str, str] = {}
         for recipe, spec in {self.runs[key].recipe: self.runs[key] for key in reversed(self.missing())}.items():
             try:
@@ -155,14 +158,19 @@ class Study:
             lines = "\n".join(f"- {recipe}: {errors[recipe]}" for recipe in every)
             raise PlanError(f"{len(errors)} of the plan's recipes cannot be run with {self.plan.model}:\n{lines}")
 
-    def prepare(self) -> list[str]:
-        """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
+    def check_data(self) -> dict[str, str]:
+        """The task's name and its data's fingerprint; raises unless it is the data that the study began with."""
         found = self._data_of(self.task)
         if self.data != found:
             raise StudyError(
                 f"The data of {self.plan.task} is not what this study began with (its fingerprint was "
                 f"{self.data['fingerprint']} and is {found['fingerprint']}). Use the same data, or another folder."
             )
+        return found
+
+    def prepare(self) -> list[str]:
+        """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
+        found = self.check_data()
         with translated(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._held_plan() != self.plan:
@@ -227,17 +235,24 @@ class Study:
             )
 
     def work(
-        self, *, stop: Callable[[], bool] = lambda: False, device: str | None = None, say: Callable[[str], None] = print
+        self,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        device: str | None = None,
+        say: Callable[[str], None] = print,
+        wait: bool = True,
     ) -> None:
         """Do missing runs in this process, one after another, until there is none or `stop` says so.
 
-        While others have the last runs in hand it waits, in case one of them dies.
+        wait: stay while others have the last runs in hand, in case one of them dies.
         """
         while not stop():
             todo = self.missing()
             if not todo:
                 return
             claim = self.claim(todo)
+            if claim is None and not wait:
+                return
             if claim is None:
                 time.sleep(POLL)
             else:
@@ -278,11 +293,24 @@ class Study:
             if "warning" in event:
                 say(f"{self.describe(claim.key)}: {event['warning']}")
             self.store.tell(claim.key, event)
+            follower.progress(event)
 
+        spec = self.runs[claim.key]
         folder = self.store.work(claim.key)
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        return self.engine.run(self.runs[claim.key], self.task, folder=folder, progress=progress, device=device)
+        with follow(
+            self.settings.track,
+            spec,
+            key=claim.key,
+            project=self.folder.absolute().name,
+            name=self.describe(claim.key),
+            folder=self.folder,
+            say=say,
+        ) as follower:
+            result = self.engine.run(spec, self.task, folder=folder, progress=progress, device=device)
+            follower.result(result)
+        return result
 
     def describe(self, key: str) -> str:
         """A run in words."""
