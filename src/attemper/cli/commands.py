@@ -14,6 +14,7 @@ from attemper.bench.cli import Ops, Step
 from attemper.cli.compare import Compare
 from attemper.cli.data import Prepare, Verify
 from attemper.cli.diagnose import Diagnose
+from attemper.cli.estimate import EstimateCommand
 from attemper.cli.evaluate import Evaluate
 from attemper.cli.experiment import Experiment
 from attemper.cli.methods import Methods
@@ -56,6 +57,7 @@ GROUPS: dict[str, tuple[str, Commands]] = {
         "Look at a study, go on with it, take its results elsewhere.",
         {"status": Status, "resume": Resume, "work": Work, "submit": Submit, "export": Export},
     ),
+    "plan": ("Know what a plan will take before it is run.", {"estimate": EstimateCommand}),
     "data": ("Fetch and check data sets.", {"prepare": Prepare, "verify": Verify}),
     "bench": ("Measure what methods cost on this machine.", {"ops": BenchOps, "step": BenchStep}),
 }
@@ -65,6 +67,7 @@ COMMANDS: Commands = {
     "evaluate": Evaluate,
     "reproduce": Reproduce,
     "study": GROUPS["study"],
+    "plan": GROUPS["plan"],
     "report": Report,
     "diagnose": Diagnose,
     "experiment": Experiment,

@@ -14,6 +14,7 @@ from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
+from attemper.tasks.noise import open_noise
 from attemper.tasks.timm_data import open_timm
 
 __all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
@@ -25,6 +26,7 @@ TASKS = {
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
     "folder:PATH": "any folder with one subfolder of images per class",
+    "noise": "random images in any number and size, by which plans are measured; no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
 }
 
@@ -62,6 +64,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
     kind, _, rest = name.partition(":")
     if name == "digits":
         return functools.partial(open_digits, label)
+    if name == "noise":
+        return functools.partial(open_noise, label)
     if name in cifar.CIFAR:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
     if kind == "folder" and rest:

@@ -26,10 +26,10 @@ def divide(targets: Tensor, held: int, seed: int) -> tuple[Tensor, Tensor]:
     """
     targets = targets.cpu()
     draw = generator(seed, "split")
-    labels, counts = targets.unique(sorted=True, return_counts=True)
+    _, counts = targets.unique(sorted=True, return_counts=True)
+    by_class = targets.argsort(stable=True).split(counts.tolist())
     out, rest = [], []
-    for label, quota in zip(labels.tolist(), _quotas(counts.tolist(), held), strict=True):
-        members = (targets == label).nonzero().flatten()
+    for members, quota in zip(by_class, _quotas(counts.tolist(), held), strict=True):
         members = members[torch.randperm(len(members), generator=draw)]
         out.append(members[:quota])
         rest.append(members[quota:])
