@@ -29,8 +29,8 @@ def divide(targets: Tensor, held: int, seed: int) -> tuple[Tensor, Tensor]:
     _, counts = targets.unique(sorted=True, return_counts=True)
     by_class = targets.argsort(stable=True).split(counts.tolist())
     out, rest = [], []
-    for members, quota in zip(by_class, _quotas(counts.tolist(), held), strict=True):
-        members = members[torch.randperm(len(members), generator=draw)]
+    for alike, quota in zip(by_class, _quotas(counts.tolist(), held), strict=True):
+        members = alike[torch.randperm(len(alike), generator=draw)]
         out.append(members[:quota])
         rest.append(members[quota:])
     return torch.cat(rest).sort().values, torch.cat(out).sort().values
