@@ -66,8 +66,15 @@ def test_a_plan_is_the_sum_of_its_runs_and_every_configuration_of_a_grid_counts(
     one, four, many = result.elsewhere
     assert one.seconds == pytest.approx(5 + result.run_seconds)
     assert four.seconds == pytest.approx(5 + makespan(([none] + 2 * [dropkey]) * 3, 4))
-    assert (many.workers, many.busy, many.seconds) == (64, 9, pytest.approx(5 + dropkey))
+    assert (many.gpus, many.workers, many.busy, many.seconds) == (64, 64, 9, pytest.approx(5 + dropkey))
     assert result.here.workers == 2
+
+
+def test_runs_that_share_a_gpu_share_its_hours() -> None:
+    alone, together = (estimate(plan(), dataclasses.replace(found(), per_gpu=n), gpus=[2]) for n in (1, 3))
+    assert together.hours == pytest.approx(alone.hours / 3)
+    assert (together.elsewhere[0].gpus, together.elsewhere[0].workers) == (2, 6)
+    assert together.elsewhere[0].seconds < alone.elsewhere[0].seconds
 
 
 def test_workers_take_runs_in_order_and_the_last_one_decides() -> None:

@@ -78,12 +78,11 @@ class EstimateCommand:
         self._check(plan)
         say(screen, f"measuring {self.steps} steps of each of {len(plan.recipes)} recipes")
         found = probe(plan, root=self.data, workers=self.workers, per_gpu=self.per_gpu, steps=self.steps)
-        side_by_side = self.per_gpu or 1
-        result = estimate(plan, found, [side_by_side * number for number in numbers])
+        result = estimate(plan, found, numbers)
         if self.json:
-            print_json({**dataclasses.asdict(result), "hours": result.hours})
+            print_json(dataclasses.asdict(result))
         else:
-            show_estimate(screen, result, side_by_side)
+            show_estimate(screen, result)
         return 0
 
     def _plan(self) -> Plan:
@@ -114,7 +113,9 @@ class EstimateCommand:
         task = open_task(plan.task, self.data)
         for entry in plan.recipes:
             spec = plan.spec(entry.configurations[0], plan.lr[0], plan.seeds[0], task.name)
-            check_run(spec, task)
+            # Neither changes whether a recipe fits, and compiling for this check's CPU would take minutes.
+            budget = dataclasses.replace(spec.budget, compile=False, precision="float32")
+            check_run(dataclasses.replace(spec, budget=budget), task)
 
 
 def read_numbers(text: str | None) -> list[int]:
@@ -127,7 +128,7 @@ def read_numbers(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def show_estimate(screen: Console, found: Estimate, side_by_side: int = 1) -> None:
+def show_estimate(screen: Console, found: Estimate) -> None:
     """Tables for people: recipes, then machines."""
     on_gpu = any(row.memory is not None for row in found.recipes)
     unit = "GPU" if on_gpu else "worker"
@@ -140,19 +141,19 @@ def show_estimate(screen: Console, found: Estimate, side_by_side: int = 1) -> No
         took = duration(row.seconds)
         rows.add_row(Words(row.name), str(row.runs), f"{row.milliseconds:.1f} ms", rate, took, memory)
     screen.print(rows)
-    hours = found.hours / side_by_side
+    digits = 2 if found.hours < 10 else 0
     say(
         screen,
         "",
-        f"{found.runs} runs, {hours:,.{2 if hours < 10 else 0}f} {unit}-hours on {found.device}; "
+        f"{found.runs} runs, {found.hours:,.{digits}f} {unit}-hours on {found.device}; "
         f"{found.resident / GIB:.1f} GiB of main memory per worker",
         f"here, with {found.here.workers} at a time: {duration(found.here.seconds)}, and {duration(found.costs)} to "
         "measure what a step costs with each recipe",
     )
     for scale in found.elsewhere:
-        idle = f", of which {scale.busy} have a run" if scale.busy < scale.workers else ""
-        gpus = scale.workers // side_by_side
-        say(screen, f"on {gpus} GPU{'s' if gpus > 1 else ''}{idle}: {duration(scale.seconds)}")
+        idle = f", of which there are {scale.busy}" if scale.busy < scale.workers else ""
+        gpus = "1 GPU" if scale.gpus == 1 else f"{scale.gpus} GPUs"
+        say(screen, f"on {gpus}, {scale.workers} runs at a time{idle}: {duration(scale.seconds)}")
     if on_gpu:
         fit = runs_per_gpu(max(row.memory or 0 for row in found.recipes), min(gpu_memory()))
         say(screen, f"{fit} of these runs fit on one GPU side by side")

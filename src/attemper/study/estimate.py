@@ -36,6 +36,8 @@ class RecipeEstimate:
 class Scale:
     """The plan on so many workers at a time."""
 
+    gpus: int | None
+    """That they share; None: this machine, as it was probed."""
     workers: int
     busy: int
     """Of them, so many have something to do at all: a run is one worker's."""
@@ -51,7 +53,9 @@ class Estimate:
     recipes: tuple[RecipeEstimate, ...]
     runs: int
     run_seconds: float
-    """All runs, one after another. In hours this is what a scheduler will charge for, as GPU-hours or core-hours."""
+    """All runs, one after another."""
+    hours: float
+    """Of a GPU, or where there is none of a worker: what a scheduler charges for. Runs that share a GPU share them."""
     start: float
     """Seconds until a worker is ready."""
     costs: float
@@ -62,11 +66,6 @@ class Estimate:
     """On this machine, with as many workers as were probed."""
     elsewhere: tuple[Scale, ...]
     """On other numbers of such GPUs."""
-
-    @property
-    def hours(self) -> float:
-        """Of GPU time, or where there is no GPU of worker time."""
-        return self.run_seconds / 3600
 
 
 def estimate(plan: Plan, found: Probe, gpus: Iterable[int] = ()) -> Estimate:
@@ -94,16 +93,17 @@ def estimate(plan: Plan, found: Probe, gpus: Iterable[int] = ()) -> Estimate:
         ),
         runs=len(runs),
         run_seconds=sum(runs),
+        hours=sum(runs) / 3600 / found.per_gpu,
         start=found.start,
         costs=sum(each.setup + (COST_WARM_UP + COST_ROUNDS) * each.batch for each in found.recipes.values()),
         resident=found.resident,
-        here=_scale(runs, found.workers, found.start),
-        elsewhere=tuple(_scale(runs, number, found.start) for number in gpus),
+        here=_scale(runs, None, found.workers, found.start),
+        elsewhere=tuple(_scale(runs, number, number * found.per_gpu, found.start) for number in gpus),
     )
 
 
-def _scale(runs: Sequence[float], workers: int, start: float) -> Scale:
-    return Scale(workers, min(workers, len(runs)), start + makespan(runs, workers))
+def _scale(runs: Sequence[float], gpus: int | None, workers: int, start: float) -> Scale:
+    return Scale(gpus, workers, min(workers, len(runs)), start + makespan(runs, workers))
 
 
 def run_seconds(plan: Plan, sizes: Sizes, each: Measured) -> float:

@@ -82,6 +82,8 @@ class Probe:
     """Bytes of main memory of one process."""
     workers: int
     device: str
+    per_gpu: int = 1
+    """Processes that shared a GPU."""
 
 
 def probe(
@@ -108,7 +110,7 @@ def probe(
         theirs.close()
         lines.append(line)
     try:
-        return _joined([_answer(line) for line in lines], size)
+        return _joined([_answer(line) for line in lines], size, -(-size // gpus) if gpus else 1)
     finally:
         for process in crew:
             process.kill()
@@ -126,7 +128,7 @@ def _answer(line: Connection) -> Probe:
     return found
 
 
-def _joined(probes: Sequence[Probe], workers: int) -> Probe:
+def _joined(probes: Sequence[Probe], workers: int, per_gpu: int) -> Probe:
     """Means over the processes; of memory, the most."""
 
     def mean(values: Sequence[float]) -> float:
@@ -148,6 +150,7 @@ def _joined(probes: Sequence[Probe], workers: int) -> Probe:
         resident=max(found.resident for found in probes),
         workers=workers,
         device=probes[0].device,
+        per_gpu=per_gpu,
     )
 
 

@@ -112,13 +112,13 @@ class RayCrew:
             said = self._ray.get(task)
         except errors.RayTaskError as error:  # ours catches what it can: this is a node that cannot even begin
             raise StudyError(
-                f"A node of the cluster cannot work on this study: {_last_line(error)}. Every node needs the same "
+                f"A node of the cluster cannot work on this study: {_in_short(error)}. Every node needs the same "
                 "versions of Python, Ray and attemper as this machine."
             ) from None
         except errors.TaskCancelledError:
             self._study.bury(key, token)
         except errors.RayError as error:  # the worker or its whole node is gone
-            reason = _last_line(error)
+            reason = _in_short(error)
             self._deaths.count(f"said: {reason}")
             lost = self._study.bury(key, token)
             what = "goes on from its checkpoint elsewhere" if lost else "is sent out again"
@@ -161,7 +161,7 @@ def connect(address: str | None, until: contextlib.ExitStack) -> Any:
     except Exception as error:  # Ray has no type of its own for this
         where = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none that answers"
         raise StudyError(
-            f"There is no Ray cluster {where}: {_last_line(error)}. Start one with 'ray start --head', or give the "
+            f"There is no Ray cluster {where}: {_in_short(error)}. Start one with 'ray start --head', or give the "
             "address of its head as --address HOST:6379."
         ) from None
     until.callback(ray.shutdown)
@@ -207,11 +207,10 @@ def _everywhere(root: Path | None) -> Path:
     return data_root(root).absolute()
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (
-        lines[-1] if isinstance(error, Exception) and "Traceback" in str(error) else lines[0] if lines else ""
-    ).rstrip(".")
+def _in_short(error: BaseException) -> str:
+    """The line of an error that says what is wrong: the last of a traceback, the first of a message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1 if "Traceback" in str(error) else 0].rstrip(".")
 
 
 # ------------------------------------------------------------------------------------------------------- on the nodes
