@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +147,31 @@ def test_steps_that_take_long_are_enough_after_a_few(monkeypatch: pytest.MonkeyP
     result = measure(spec, RunData(spec, task, torch.device("cpu")), torch.device("cpu"), steps=50, clock=clock)
     assert len(calls) == probing.WARM_UP + probing.LEAST
     assert result.batch == pytest.approx(60.0)
+
+
+class Loading:
+    """Data of which four processes read ahead."""
+
+    def __init__(self, data: RunData) -> None:
+        self._data, self.task, self.accumulate = data, data.task, data.accumulate
+        self.train = SimpleNamespace(workers=4, in_memory=False)
+        self.validation = data.validation
+        self.epoch = data.epoch
+
+
+def test_batches_that_were_read_ahead_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = Clock(), []
+
+    def learn(self: Learner, *batch: Any) -> None:
+        calls.append(batch)
+        clock.now += 1.0 if len(calls) > 8 else 0.0
+
+    monkeypatch.setattr(Learner, "learn", learn)
+    task = open_task("digits(train=200, test=50)")
+    spec = plan(task=task.name, budget={"epochs": 1, "batch_size": 16}).spec("none", 1e-3, 0)
+    data = Loading(RunData(spec, task, torch.device("cpu")))
+    assert measure(spec, data, torch.device("cpu"), steps=2, clock=clock).batch == pytest.approx(1.0)
+    assert len(calls) == probing.WARM_UP + 8 + 8
 
 
 def test_what_is_counted_is_what_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:

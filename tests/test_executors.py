@@ -10,12 +10,12 @@ import pytest
 from attemper.cli import main
 from attemper.cli.where import Where
 from attemper.errors import AttemperError, ParameterError
-from attemper.study import FolderError, Study, StudyError, locks, processes, work
+from attemper.study import FolderError, Study, StudyError, compare, locks, processes, work
 from attemper.study.claims import Claims
 from attemper.study.processes import Processes, runs_per_gpu
 from attemper.study.ray_executor import RayCluster
 from attemper.study.resources import Resources
-from study_fakes import FakeEngine, make_plan, make_result
+from study_fakes import FakeEngine, break_down, make_plan, make_result
 from test_study import Recorder
 
 GIB = 1024**3
@@ -197,6 +197,12 @@ def test_options_that_say_nothing_to_an_executor_are_refused(where: Where, messa
     with pytest.raises(ParameterError) as caught:
         where.make()
     assert message in str(caught.value)
+
+
+def test_the_number_of_attempts_can_be_chosen(tmp_path: Path) -> None:
+    engine = FakeEngine(troubles={"none": break_down})
+    summary = compare(make_plan(["none"], seeds=1), tmp_path, engine=engine, attempts=1, workers=1, costs=False)
+    assert "was given up after 1 attempt" in summary["notes"][0]
 
 
 def test_a_study_can_be_watched_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
     found = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
@@ -101,6 +101,10 @@ def test_ctrl_c_calls_the_runs_back_and_frees_them(cluster: Any, tmp_path: Path)
     assert status_of(study).running == ()
     assert not list((tmp_path / "claims").glob(".beacon*"))
     assert not ray.is_initialized()
+    study.work()
+    worked(tmp_path / "quiet", make_plan())
+    done = results_without_timings(tmp_path)
+    assert done == results_without_timings(tmp_path / "quiet"), "what one executor began another one can finish"
 
 
 def test_a_node_that_does_not_share_the_folder_ends_the_study_with_the_reason(
@@ -125,6 +129,8 @@ def test_more_than_any_node_has_is_refused(cluster: Any, tmp_path: Path) -> None
         StudyError, match=r"No node of the cluster has cpus=1,gpus=0.5 for a run. Its nodes have: cpus=1"
     ):
         work(study, executor=RayCluster(cluster.address, Resources(gpus=0.5)))
+    assert not ray.is_initialized()
+    assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
     check_room(Resources(cpus=4, gpus=0.25), nodes)
     with pytest.raises(StudyError, match="Its nodes have: cpus=4,gpus=1"):
@@ -138,9 +144,13 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeyp
         nobody = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(StudyError, match=f"There is no Ray cluster at {nobody}: .*refused"):
         work(study, executor=RayCluster(nobody))
+    monkeypatch.setenv("RAY_ADDRESS", nobody)
+    with pytest.raises(StudyError, match=f"There is no Ray cluster at {nobody}: .*refused"):
+        work(study, executor=RayCluster())
     for wrong in ("ray://10.0.0.1:10001", "head", ":6379"):
         with pytest.raises(StudyError, match="it must be HOST:PORT of the cluster's head"):
             work(study, executor=RayCluster(wrong))
+    assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
 
 
 @pytest.mark.parametrize(

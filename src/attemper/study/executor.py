@@ -44,7 +44,10 @@ class Executor(Protocol):
     """Where runs are done. `attemper.study.processes.Processes` and `attemper.study.ray_executor.RayCluster` are."""
 
     def crew(self, study: Study, view: View) -> Crew:
-        """Workers for whatever is missing. view: told what they have to say."""
+        """Workers for whatever is missing; raises if there can be none, before anything is written.
+
+        view: told what they have to say.
+        """
         ...
 
 
@@ -66,11 +69,11 @@ def work(
         raise StudyError("workers counts processes of this machine; an executor brings workers of its own.")
     executor = executor or Processes(workers)
     view = view or SilentView()
-    for note in study.prepare():
-        view.note(note)
-    check_locks(study.claims.folder)
     crew = executor.crew(study, view)
     try:
+        for note in study.prepare():
+            view.note(note)
+        check_locks(study.claims.folder)
         crew.start()
         while study.missing():
             crew.look()

@@ -29,9 +29,13 @@ from attemper.training.spec import RunSpec
 __all__ = ["Measured", "Probe", "Sizes", "measure", "probe"]
 
 WARM_UP = 3
+LOADED_AHEAD = 2
+"""Batches that each process of torch's loader has ready: the first steps find them there and would promise too much."""
 LEAST = 3
 PATIENCE = 10.0
 """Seconds after which the steps of a recipe are enough, once there are a few."""
+LEAVE = 10.0
+"""Seconds that a process has to end when it has said everything."""
 EVALUATED = 2048
 """Images that are evaluated to know how long one takes."""
 
@@ -105,12 +109,15 @@ def probe(
         line, theirs = context.Pipe()
         device = f"cuda:{place % gpus}" if gpus else "cpu"
         orders = (plan, root, device, max(1, cores() // size), steps, time.time())
-        crew.append(context.Process(target=_serve, args=(theirs, start_together, *orders), daemon=True))
+        crew.append(context.Process(target=_serve, args=(theirs, start_together, *orders)))
         crew[-1].start()
         theirs.close()
         lines.append(line)
     try:
-        return _joined([_answer(line) for line in lines], size, -(-size // gpus) if gpus else 1)
+        found = [_answer(line) for line in lines]
+        for process in crew:
+            process.join(LEAVE)
+        return _joined(found, size, -(-size // gpus) if gpus else 1)
     finally:
         for process in crew:
             process.kill()
@@ -231,17 +238,19 @@ def measure(
         learner = Learner(spec, data.task, device, data.accumulate)
         learner.model.train()
         learn = fastest(learner, data)
+        ahead = LOADED_AHEAD * getattr(data.train, "workers", 0)  # batches that are read before they are asked for
         batches = itertools.chain.from_iterable(data.epoch(epoch) for epoch in itertools.count(1))
-        for inputs, targets in itertools.islice(batches, WARM_UP):
+        for inputs, targets in itertools.islice(batches, WARM_UP + ahead):
             learn(inputs, targets)
         ready = now()
         done = 0
-        for inputs, targets in itertools.islice(batches, steps):
+        for inputs, targets in itertools.islice(batches, max(steps, ahead)):
             learn(inputs, targets)
             done += 1
             if done >= LEAST and clock() - ready > PATIENCE:
                 break
         batch = (now() - ready) / done
+        del batches  # processes that read ahead would disturb what follows
         some = data.validation.take(
             torch.arange(min(EVALUATED, len(data.validation))).to(data.validation.targets.device)
         )
@@ -249,7 +258,7 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             saving = took(lambda: save_checkpoint(Path(folder), {"best": learner.weights(), **learner.state()}))
         return Measured(
-            setup=max(0.0, ready - begun - WARM_UP * batch),
+            setup=max(0.0, ready - begun - (WARM_UP + ahead) * batch),
             batch=batch,
             evaluation=evaluation,
             keeping=took(learner.weights),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import traceback
@@ -52,8 +53,14 @@ class RayCluster:
             raise StudyError(f"workers is {self.most}; at least 1 is needed.")
 
     def crew(self, study: Study, view: View) -> RayCrew:
-        """The tasks of whatever is missing."""
-        return RayCrew(study, view, self)
+        """The tasks of whatever is missing; raises if there is no such cluster, or no room on it."""
+        crew = RayCrew(study, view, self)
+        try:
+            crew.connect()
+        except BaseException:
+            crew.stop()
+            raise
+        return crew
 
 
 class RayCrew:
@@ -67,10 +74,14 @@ class RayCrew:
         """Ray's reference of every task that is out → the run's key, and the token of its claim."""
         self._open = contextlib.ExitStack()
 
-    def start(self) -> None:
+    def connect(self) -> None:
+        """Find the cluster, and room for a run on it."""
         self._ray = connect(self._how.address, self._open)
-        per_run = self._how.per_run or default_resources(self._ray.cluster_resources())
-        check_room(per_run, self._ray.nodes())
+        self._per_run = self._how.per_run or default_resources(self._ray.cluster_resources())
+        check_room(self._per_run, self._ray.nodes())
+
+    def start(self) -> None:
+        per_run = self._per_run
         orders = Orders.of(self._study, threads=max(1, int(per_run.cpus)), device="cuda:0" if per_run.gpus else "cpu")
         orders = replace(orders, root=_everywhere(self._study.root))
         light = self._open.enter_context(beacon(orders.folder / "claims"))
@@ -155,11 +166,12 @@ def connect(address: str | None, until: contextlib.ExitStack) -> Any:
         raise StudyError("--executor ray needs the package 'ray': pip install 'attemper[ray]'") from None
     if ray.is_initialized():
         return ray
+    address = address or os.environ.get("RAY_ADDRESS")
     _knock(address)
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # Ray has no type of its own for this
-        where = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none that answers"
+        where = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none"
         raise StudyError(
             f"There is no Ray cluster {where}: {_in_short(error)}. Start one with 'ray start --head', or give the "
             "address of its head as --address HOST:6379."

@@ -10,6 +10,9 @@ from attemper.tracking.base import TrackedRun
 
 __all__ = ["TensorBoard"]
 
+FLUSH = 10
+"""Seconds after which curves are on disk at the latest, for whoever looks, and against kills."""
+
 
 class TensorBoard:
     """Writes scalars, and the run's configuration as a table of text, under `tensorboard/` of the study's folder."""
@@ -24,7 +27,7 @@ class TensorBoard:
         folder = run.folder / "tensorboard" / f"{readable(run.name)}-{run.key[:6]}"
         resumed = folder.exists()
         # purge_step hides what an earlier process logged beyond the checkpoint that the run goes on from.
-        self._writer = self._make(str(folder), purge_step=step if resumed else None)
+        self._writer = self._make(str(folder), purge_step=step if resumed else None, flush_secs=FLUSH)
         if not resumed:
             self._writer.add_text("run", table(run.config), 0)
 
