@@ -138,12 +138,14 @@ def test_submit_makes_a_study_ready_and_writes_a_script_that_can_be_run(
     Path("plan.yaml").write_text(PLAN)
     assert main(["study", "submit", "one", "--plan", "plan.yaml"]) == 2
     assert "For which scheduler?" in capsys.readouterr().err
-    words = ["study", "submit", "one", "--plan", "plan.yaml", "--slurm", "--sbatch=--qos=long", "--gpus", "0"]
+    words = ["study", "submit", "one", "--plan", "plan.yaml", "--slurm", "--sbatch=--qos=long", "--sbatch=--exclusive"]
+    words += ["--gpus", "0"]
     assert main([*words, "--time", "soon"]) == 2
     assert not Path("one").exists(), "nothing is written for a mistake"
     assert main([*words, "--out", "job.sh"]) == 0
     found = directives(Path("job.sh").read_text())
-    assert (found["--array"], found["--qos"]) == ("0-3", "long"), "one worker per run that is missing"
+    assert found["--array"] == "0-3", "one worker per run that is missing"
+    assert (found["--qos"], found["--exclusive"]) == ("long", "")
     assert Path("job.sh").stat().st_mode & stat.S_IXUSR
     assert load_plan("one/plan.yaml") == load_plan("plan.yaml")
     assert Path("one/slurm").is_dir()

@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from attemper.cli.compare import write_report
-from attemper.cli.options import Data, Folder, Number, Text, Texts, Writable
+from attemper.cli.options import Data, Folder, Number, Text, Writable
 from attemper.cli.show import console, say
 from attemper.errors import ParameterError
 from attemper.study import Study, load_plan, status_of, summarise
@@ -63,8 +63,10 @@ class Submit:
     """As sbatch has it."""
     account: Text = None
     """As sbatch has it."""
-    sbatch: Texts = ()
-    """Further options of sbatch, each as --sbatch=--name=value."""
+    sbatch: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="OPTION", help_behavior_hint="")
+    ] = ()
+    """A further option of sbatch, as --sbatch=--name=value; may be given several times."""
     out: Writable = None
     """The file to write; otherwise standard output."""
     data: Data = None
