@@ -14,7 +14,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean
+from statistics import median
 from typing import Any
 
 from attemper.bench.machine import describe_machine, versions
@@ -25,7 +25,7 @@ from attemper.study.processes import Processes, gpu_memory
 
 
 def truth(plan: Plan, data: Path | None, workers: int | None) -> tuple[float, dict[str, float]]:
-    """Seconds of the whole study, and the mean of each recipe's runs."""
+    """Seconds of the whole study, and the median of each recipe's runs."""
     with tempfile.TemporaryDirectory() as folder:
         study = Study(folder, plan, data)
         begun = time.perf_counter()
@@ -34,7 +34,7 @@ def truth(plan: Plan, data: Path | None, workers: int | None) -> tuple[float, di
         took: dict[str, list[float]] = {}
         for key, result in study.results().items():
             took.setdefault(study.runs[key].recipe, []).append(result["timing"]["seconds"])
-    return seconds, {recipe: mean(values) for recipe, values in took.items()}
+    return seconds, {recipe: median(values) for recipe, values in took.items()}
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--task", default="digits")
     parser.add_argument("--model", default="vit-digits")
     parser.add_argument("--recipes", nargs="+", default=["dropkey(0.1)", "cb", "explicit(v=5e-4, ff=5e-4, p=0.2)"])
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int)
