@@ -13,8 +13,9 @@ import pytest
 
 from attemper.errors import ParameterError
 from attemper.study import StoppedError, Study, StudyError, status_of, work
+from attemper.study.executor import MOST_DEATHS
 from attemper.study.locks import beacon
-from attemper.study.ray_executor import RayCluster, check_room
+from attemper.study.ray_executor import RayCluster, RayCrew, check_room
 from attemper.study.resources import Resources
 from study_fakes import FakeEngine, break_down, die_once, make_plan
 from test_study import Recorder, results_without_timings, tree, worked
@@ -135,6 +136,32 @@ def test_more_than_any_node_has_is_refused(cluster: Any, tmp_path: Path) -> None
     check_room(Resources(cpus=4, gpus=0.25), nodes)
     with pytest.raises(StudyError, match="Its nodes have: cpus=4,gpus=1"):
         check_room(Resources(cpus=8), nodes)
+
+
+class Deadly:
+    """Stands for Ray on a cluster whose workers all die before they begin."""
+
+    exceptions = ray.exceptions
+
+    def wait(self, tasks: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        return tasks, []
+
+    def get(self, task: Any) -> None:
+        raise ray.exceptions.WorkerCrashedError
+
+
+def test_many_workers_that_die_at_once_are_replaced_and_many_in_a_row_end_the_study(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(RECIPES, seeds=10), engine=FakeEngine())
+    study.prepare()
+    crew = RayCrew(study, Recorder(), RayCluster())
+    crew._ray, crew._send = Deadly(), lambda key, token: object()
+    crew._fill()
+    for _ in range(MOST_DEATHS):
+        assert len(crew._tasks) == 40
+        crew.look()
+    assert study.store.attempts() == {}, "no run had begun"
+    with pytest.raises(StudyError, match="11 workers died one after another without a run done; the last said"):
+        crew.look()
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

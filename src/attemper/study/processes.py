@@ -93,7 +93,7 @@ class Processes:
         if not peaks:
             return len(memory)
         most = max(1, min(MOST_PER_GPU, cores() // len(memory)))  # every process needs a core that feeds its GPU
-        return sum(runs_per_gpu(max(peaks), each, most) for each in memory)
+        return len(memory) * runs_per_gpu(max(peaks), min(memory), most)
 
 
 @dataclass

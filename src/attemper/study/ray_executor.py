@@ -109,14 +109,15 @@ class RayCrew:
                 self._tasks[self._send(key, token)] = key, token
 
     def look(self) -> None:
-        while self._tasks:
-            ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=0)
-            if not ready:
-                break
-            self._collect(ready[0])
+        if self._tasks:
+            ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
+            deaths = [reason for task in ready if (reason := self._collect(task)) is not None]
+            if deaths:  # one count: they died together, with their node
+                self._deaths.count(f"said: {deaths[0]}")
         self._fill()
 
-    def _collect(self, task: Any) -> None:
+    def _collect(self, task: Any) -> str | None:
+        """Hear what a task has to say that is over; if its worker died, how."""
         key, token = self._tasks.pop(task)
         errors = self._ray.exceptions
         try:
@@ -130,15 +131,16 @@ class RayCrew:
             self._study.bury(key, token)
         except errors.RayError as error:  # the worker or its whole node is gone
             reason = _in_short(error)
-            self._deaths.count(f"said: {reason}")
             lost = self._study.bury(key, token)
             what = "goes on from its checkpoint elsewhere" if lost else "is sent out again"
             self._view.note(f"{self._study.describe(key)} lost its worker and {what} ({reason})")
+            return reason
         else:
             for kind, text in said:
                 if kind == "fatal":
                     raise StudyError(text)
                 self._view.note(text)
+        return None
 
     def stop(self) -> None:
         tasks, self._tasks = self._tasks, {}
