@@ -176,7 +176,7 @@ def test_a_run_is_freed_at_once_when_its_worker_is_known_to_be_dead(tmp_path: Pa
 
 # --------------------------------------------------------------------------------------------------- the command line
 def test_options_become_the_executor_that_they_name() -> None:
-    assert Where().make() == Processes()
+    assert Where().make() is None, "the study has its own default"
     assert Where(workers=3).make() == Processes(workers=3)
     assert Where(per_gpu=2).make() == Processes(per_gpu=2)
     assert Where(executor="ray").make() == RayCluster()

@@ -31,8 +31,8 @@ class Where:
     attempts: Number = None
     """After so many attempts that went wrong, or whose machine died, a run is given up; otherwise 3."""
 
-    def make(self) -> Executor:
-        """The executor that was asked for."""
+    def make(self) -> Executor | None:
+        """The executor that was asked for; None where nothing was."""
         if self.attempts is not None and self.attempts < 1:
             raise ParameterError(f"--attempts is {self.attempts}; it must be at least 1.")
         if self.executor == "ray":
@@ -43,6 +43,8 @@ class Where:
             return RayCluster(self.address, per_run, self.workers)
         self._refuse("per_run", "it belongs to --executor ray; say --per-gpu N or --workers N")
         self._refuse("address", "it belongs to --executor ray")
+        if self.workers is None and self.per_gpu is None:
+            return None
         return Processes(self.workers, self.per_gpu)
 
     def _refuse(self, name: str, instead: str) -> None:
