@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from attemper.cli import main
-from attemper.cli.estimate import EstimateCommand, read_numbers
+from attemper.cli.estimate import EstimateCommand, read_numbers, show_estimate
 from attemper.errors import ParameterError
 from attemper.study import Plan, probing
 from attemper.study.estimate import estimate, makespan, run_seconds
@@ -238,6 +241,18 @@ def test_a_plan_is_estimated_on_noise_and_told_as_json(capsys: pytest.CaptureFix
     assert [scale["busy"] for scale in result["elsewhere"]] == [1, 4]
     assert result["run_seconds"] == pytest.approx(sum(row["runs"] * row["seconds"] for row in result["recipes"]))
     assert result["hours"] > 0
+
+
+def test_people_are_told_hours_memory_and_which_gpus_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attemper.cli.estimate.gpu_memory", lambda: [80 * 1024**3])
+    screen = Console(file=io.StringIO(), width=120)
+    show_estimate(screen, estimate(plan(), dataclasses.replace(found(), per_gpu=2), gpus=[1, 64]))
+    told = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"dropkey +6 +200.0 ms +320 +3 min 47 s +4.0 GiB", told)
+    assert "9 runs, 0.24 GPU-hours on x" in told
+    assert "on 1 GPU, 2 runs at a time: " in told
+    assert "on 64 GPUs, 128 runs at a time, of which there are 9: 3 min 52 s" in told
+    assert "8 of these runs fit on one GPU side by side" in told
 
 
 @pytest.mark.parametrize(
