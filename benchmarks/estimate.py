@@ -10,6 +10,7 @@ on the machine meanwhile. On GPUs one run has a GPU for itself, in the estimate 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
@@ -17,7 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attemper.bench.machine import describe_machine, versions
+import torch
+
+from attemper.bench.machine import describe_machine
 from attemper.study import Plan, Study, work
 from attemper.study.estimate import estimate
 from attemper.study.probing import probe
@@ -69,7 +72,8 @@ def main() -> None:
         row["off"] = row["estimate"] / row["truth"] - 1
         print(f"{name:45} {row['estimate']:8.1f} s {row['truth']:8.1f} s {100 * row['off']:+6.1f} %")
     if given.json:
-        whole = {"machine": describe_machine(), "versions": versions(), "workers": found.here.workers, "rows": rows}
+        device = torch.device("cuda" if gpu_memory() else "cpu")
+        whole = {"machine": dataclasses.asdict(describe_machine(device)), "workers": found.here.workers, "rows": rows}
         given.json.write_text(json.dumps(whole, indent=1) + "\n")
 
 
