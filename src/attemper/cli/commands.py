@@ -14,11 +14,13 @@ from attemper.bench.cli import Ops, Step
 from attemper.cli.compare import Compare
 from attemper.cli.data import Prepare, Verify
 from attemper.cli.diagnose import Diagnose
+from attemper.cli.estimate import EstimateCommand
 from attemper.cli.evaluate import Evaluate
 from attemper.cli.experiment import Experiment
 from attemper.cli.methods import Methods
 from attemper.cli.reproduce import Reproduce
 from attemper.cli.study import Export, Report, Resume, Status
+from attemper.cli.submit import Submit, Work
 from attemper.cli.train import Train
 from attemper.errors import suggestion
 
@@ -53,8 +55,9 @@ Commands = Mapping[str, Any]
 GROUPS: dict[str, tuple[str, Commands]] = {
     "study": (
         "Look at a study, go on with it, take its results elsewhere.",
-        {"status": Status, "resume": Resume, "export": Export},
+        {"status": Status, "resume": Resume, "work": Work, "submit": Submit, "export": Export},
     ),
+    "plan": ("Know what a plan will take before it is run.", {"estimate": EstimateCommand}),
     "data": ("Fetch and check data sets.", {"prepare": Prepare, "verify": Verify}),
     "bench": ("Measure what methods cost on this machine.", {"ops": BenchOps, "step": BenchStep}),
 }
@@ -64,6 +67,7 @@ COMMANDS: Commands = {
     "evaluate": Evaluate,
     "reproduce": Reproduce,
     "study": GROUPS["study"],
+    "plan": GROUPS["plan"],
     "report": Report,
     "diagnose": Diagnose,
     "experiment": Experiment,

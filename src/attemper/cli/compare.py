@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Workers, Writable
+from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Trackers, Writable
 from attemper.cli.show import command_line, console, print_json, show_summary
-from attemper.errors import ParameterError
+from attemper.cli.where import Where
 from attemper.evaluation.suites import split_suites
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
-from attemper.study.engine import Engine, Training
 from attemper.study.errors import FolderError
+from attemper.study.settings import Settings
 
 __all__ = ["Compare", "carry_out", "folder_of", "write_report"]
 
@@ -38,7 +38,8 @@ class Compare:
       attemper compare
       attemper compare --recipes "dropkey(0.1)" "dropkey(0.1, schedule=decreasing)" cb --seeds 3
       attemper compare --task cifar10 --model vit-cifar --epochs 40 --data /path/to/data
-      attemper compare plan.yaml --folder runs/mine --workers 4
+      attemper compare plan.yaml --folder runs/mine --workers 4 --track tensorboard
+      attemper compare plan.yaml --executor ray --per-run "cpus=4,gpus=0.5"
       attemper compare --evaluate robustness,calibration
     """
 
@@ -65,26 +66,26 @@ class Compare:
     probe_every: Number = None
     """Look at attention every so many steps, and show its entropy over training; results stay the same."""
     evaluate: Suites = ""
+    track: Trackers = ()
     data: Data = None
-    workers: Workers = None
+    where: Where = field(default_factory=Where)
     no_costs: Costs = False
     change_plan: Change = False
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        if self.probe_every is not None and self.probe_every < 1:
-            raise ParameterError(f"--probe-every is {self.probe_every}; it must be at least 1.")
+        settings = Settings(self.probe_every, self.track)
         plan = self.changed(load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN))
         return carry_out(
             plan,
             self.folder or folder_of(plan),
             words=words,
-            workers=self.workers,
+            where=self.where,
             data=self.data,
             costs=not self.no_costs,
             change_plan=self.change_plan,
             json=self.json,
-            engine=Training(self.probe_every),
+            settings=settings,
         )
 
     def changed(self, given: Mapping[str, Any]) -> Plan:
@@ -116,28 +117,32 @@ def carry_out(
     folder: Path,
     *,
     words: Sequence[str],
-    workers: int | None,
+    where: Where,
     data: Path | None,
     costs: bool,
     change_plan: bool,
     json: bool,
-    engine: Engine | None = None,
+    settings: Settings | None = None,
 ) -> int:
-    """Run a plan with a view on the terminal, then show the table and write the page; 1 if runs are missing."""
-    where = console(json=json)
+    """Run a plan with a view on the terminal, then show the table and write the page; 1 if runs are missing.
+
+    settings: how runs are watched; none: as the folder remembers it.
+    """
+    screen = console(json=json)
     summary = compare(
         plan,
         folder,
-        workers=workers,
+        executor=where.make(),
         root=data,
-        view=make_view(where),
+        view=make_view(screen),
         costs=costs,
         change_plan=change_plan,
         command=command_line(words),
-        engine=engine,
+        settings=settings,
+        attempts=where.attempts,
     )
     report = write_report(summary, folder / "report.html")
-    show_summary(where, summary, report)
+    show_summary(screen, summary, report)
     if json:
         print_json(summary)
     return 0 if summary["complete"] else 1

@@ -18,6 +18,7 @@ __all__ = [
     "Suites",
     "Text",
     "Texts",
+    "Trackers",
     "Workers",
     "Writable",
 ]
@@ -50,7 +51,16 @@ Workers = Annotated[
     int | None,
     tyro.conf.arg(
         metavar="N",
-        help="Processes that train side by side; otherwise one per GPU, or per core.",
+        help="Runs side by side; otherwise one per core, or as many as fit on the GPUs or the cluster.",
+        help_behavior_hint="",
+    ),
+]
+Trackers = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        metavar="NAME …",
+        help="Send curves while training: tensorboard (event files in the folder), trackio, wandb, or one that another "
+        "package adds.",
         help_behavior_hint="",
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +12,9 @@ import tyro
 from rich.table import Table as Grid
 
 from attemper.cli.compare import carry_out
-from attemper.cli.options import Data, Json, Workers, Writable
+from attemper.cli.options import Data, Json, Writable
 from attemper.cli.show import console, say
+from attemper.cli.where import Where
 from attemper.study import Plan, dump_plan
 from attemper.study.published import SCALES, catalogue, find_table
 
@@ -39,7 +40,7 @@ class Reproduce:
     print_plan: bool = False
     """Print the plan, and do nothing."""
     data: Data = None
-    workers: Workers = None
+    where: Where = field(default_factory=Where)
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -51,13 +52,18 @@ class Reproduce:
         if self.print_plan:
             sys.stdout.write(dump_plan(plan))
             return 0
-        where = console(json=self.json)
-        say(where, table.title, f"Source: {table.source}", *(f"- {caveat}" for caveat in table.caveats), "")
+        say(
+            console(json=self.json),
+            table.title,
+            f"Source: {table.source}",
+            *(f"- {caveat}" for caveat in table.caveats),
+            "",
+        )
         return carry_out(
             plan,
             self.folder or Path("runs") / f"{table.key}-{self.scale}",
             words=words,
-            workers=self.workers,
+            where=self.where,
             data=self.data,
             costs=self.scale != "smoke",  # they would take longer than the runs
             change_plan=False,

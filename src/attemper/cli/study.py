@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from attemper.cli.compare import carry_out, write_report
-from attemper.cli.options import Costs, Data, Folder, Json, Workers, Writable
+from attemper.cli.options import Costs, Data, Folder, Json, Writable
 from attemper.cli.show import console, print_json, say
+from attemper.cli.where import Where
 from attemper.errors import ParameterError
-from attemper.study import Study, Summary, status_of, status_table, summarise, to_csv, to_markdown
+from attemper.study import Study, Summary, make_view, status_of, status_table, summarise, to_csv, to_markdown
 from attemper.study.files import translated, write_whole
+from attemper.study.live import View
 
-__all__ = ["Export", "Report", "Resume", "Status"]
+__all__ = ["Export", "Report", "Resume", "Status", "watch"]
+
+WATCH = 1.0
+"""Seconds between two looks at a study that others work on."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +35,20 @@ class Status:
     Examples
       attemper study status runs/digits-vit-digits
       attemper study status runs/digits-vit-digits --json
+      attemper study status runs/digits-vit-digits --watch
     """
 
     folder: Folder
+    watch: bool = False
+    """Stay, and show how it goes on until nothing is missing: the view of 'compare', wherever the runs are done."""
     data: Data = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        status = status_of(Study(self.folder, root=self.data))
+        study = Study(self.folder, root=self.data)
+        if self.watch:
+            watch(study, make_view(console(json=self.json)))
+        status = status_of(study)
         if self.json:
             print_json(dataclasses.asdict(status))
         else:
@@ -44,20 +56,33 @@ class Status:
         return 0
 
 
+def watch(study: Study, view: View) -> None:
+    """Show how a study goes on until nothing is missing, or Ctrl-C. It only looks."""
+    try:
+        while study.missing():
+            view.show(status_of(study))
+            time.sleep(WATCH)
+    except KeyboardInterrupt:
+        pass  # whoever has seen enough has seen enough
+    finally:
+        view.close()
+
+
 @dataclass(frozen=True)
 class Resume:
     """Go on with the study in a folder, by the plan that it holds.
 
-    The same as running the command again that began it. Run it on several machines that share the folder, and they
-    share the runs.
+    The same as running the command again that began it; --probe-every and --track are remembered. Run it on several
+    machines that share the folder, and they share the runs.
 
     Examples
       attemper study resume runs/digits-vit-digits
+      attemper study resume runs/digits-vit-digits --executor ray --address 10.0.0.1:6379
     """
 
     folder: Folder
     data: Data = None
-    workers: Workers = None
+    where: Where = field(default_factory=Where)
     no_costs: Costs = False
     json: Json = False
 
@@ -67,7 +92,7 @@ class Resume:
             plan,
             self.folder,
             words=words,
-            workers=self.workers,
+            where=self.where,
             data=self.data,
             costs=not self.no_costs,
             change_plan=False,

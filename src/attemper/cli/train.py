@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attemper.cli.evaluate import show_evaluation
-from attemper.cli.options import Data, Json, Number, Suites, Text, Writable
+from attemper.cli.options import Data, Json, Number, Suites, Text, Trackers, Writable
 from attemper.cli.show import console, print_json, say
+from attemper.errors import ParameterError
 from attemper.evaluation.suites import parse_suites
 from attemper.recipe import as_methods, render
+from attemper.tracking import Follower, check_trackers, follow
 from attemper.training.spec import Budget, RunSpec
 
 __all__ = ["Train"]
@@ -30,7 +34,7 @@ class Train:
     Examples
       attemper train
       attemper train --recipe "dropkey(0.1) + cb" --seed 3 --epochs 30
-      attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one
+      attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one --track tensorboard
     """
 
     task: str = "digits"
@@ -47,6 +51,7 @@ class Train:
     probe_every: Number = None
     """Look at attention every so many steps; what is seen goes into the result."""
     evaluate: Suites = ""
+    track: Trackers = ()
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
@@ -58,6 +63,9 @@ class Train:
         from attemper.training import check_run, run
 
         where = console(json=self.json)
+        check_trackers(self.track)
+        if self.track and self.folder is None:
+            raise ParameterError(f"--track {' '.join(self.track)} needs a place for its files: give a --folder.")
         task = open_task(self.task, self.data)
         recipe = render(as_methods(self.recipe))
         suites = tuple(suite.text for suite in parse_suites(self.evaluate)) if self.evaluate else ()
@@ -81,20 +89,36 @@ class Train:
                 done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
                 bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
 
-            result = run(
-                spec,
-                task,
-                folder=self.folder,
-                progress=progress,
-                device=self.device,
-                probe_every=self.probe_every,
-            )
+                follower.progress(event)
+
+            with self._follow(spec, spec.key(task.fingerprint), where) as follower:
+                result = run(
+                    spec,
+                    task,
+                    folder=self.folder,
+                    progress=progress,
+                    device=self.device,
+                    probe_every=self.probe_every,
+                )
+                follower.result(result)
         if self.folder is not None:
             path = self.folder / "result.json"
             with translated(path):
                 write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)
         return 0
+
+    def _follow(self, spec: RunSpec, key: str, where: Any) -> AbstractContextManager[Follower]:
+        folder = self.folder or Path()
+        return follow(
+            self.track,
+            spec,
+            key=key,
+            project=folder.absolute().name,
+            name=f"{spec.recipe}, seed {spec.seed}",
+            folder=folder,
+            say=lambda text: say(where, text),
+        )
 
     def _show(self, result: dict[str, Any], where: Any) -> None:
         metric = result["metric"]

@@ -129,13 +129,25 @@ class Claims:
         """What a claim says of its owner."""
         return {**identity(), "token": token, "since": time.time()}
 
-    def take(self, key: str, on_takeover: Callable[[Holder], None] | None = None) -> Claim | None:
-        """Claim a run, or None if it is somebody's. on_takeover: told of the dead holder whose run is now ours."""
+    def take(
+        self,
+        key: str,
+        on_takeover: Callable[[Holder], None] | None = None,
+        *,
+        token: str | None = None,
+        dead: str | None = None,
+    ) -> Claim | None:
+        """Claim a run, or None if it is somebody's.
+
+        on_takeover: told of the dead holder whose run is now ours.
+        token: what the claim is called; none: something that nothing else is called.
+        dead: the token of a holder that is known to be dead, however fresh its last sign of life is.
+        """
         holder = self.holder(key)
-        if holder is not None and holder.alive:
+        if holder is not None and holder.alive and holder.token != dead:
             return None
         generation = 0 if holder is None else holder.generation + 1
-        token = secrets.token_hex(8)
+        token = token or secrets.token_hex(8)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             handle = os.open(self.path(key, generation), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)

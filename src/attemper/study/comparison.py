@@ -9,12 +9,13 @@ from typing import Any
 
 from attemper.study.costs import measure_costs
 from attemper.study.engine import Engine
-from attemper.study.executor import stopped, work
+from attemper.study.executor import Executor, stopped, work
 from attemper.study.export import to_csv, to_markdown
 from attemper.study.files import translated, write_whole
 from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
-from attemper.study.study import Study
+from attemper.study.settings import Settings
+from attemper.study.study import ATTEMPTS, Study
 from attemper.study.summary import Summary, summarise
 
 __all__ = ["DEFAULT_PLAN", "compare"]
@@ -45,36 +46,44 @@ def compare(
     folder: str | Path,
     *,
     workers: int | None = None,
+    executor: Executor | None = None,
     root: Path | None = None,
     view: View | None = None,
     costs: bool = True,
     change_plan: bool = False,
     command: str = "attemper compare",
     engine: Engine | None = None,
+    settings: Settings | None = None,
+    attempts: int | None = None,
 ) -> Summary:
     """Run what is missing of a plan, measure what each recipe costs, and summarise.
 
     folder: where results are kept; started again, it goes on from there. A summary is written to it as JSON, CSV and
         Markdown.
-    workers: how many processes; none: one per GPU, or per core.
+    workers: how many processes; none: one per core, or as many as fit on each GPU.
+    executor: who does the runs in their place, such as `attemper.study.ray_executor.RayCluster()`.
     root: where this machine keeps its data.
     view: told how it goes on, such as `attemper.study.make_view()`.
     costs: measure the time of a training step, which takes some seconds per recipe.
     change_plan: take a folder that holds another plan's study.
     command: how this was started, for the report.
     engine: who performs the runs; none: `attemper.training`.
+    settings: how runs are watched; none: as the folder remembers it.
+    attempts: after so many that went wrong, a run is given up; none: 3.
 
     A plan or folder that cannot work is refused before anything is written. Runs that kept failing leave the summary
     incomplete, and are named in its notes.
     """
     view = view or SilentView()
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
-    study = Study(folder, plan, root, engine=engine, change_plan=change_plan)
+    study = Study(
+        folder, plan, root, engine=engine, settings=settings, change_plan=change_plan, attempts=attempts or ATTEMPTS
+    )
     for note in plan.notes:
         view.note(note)
     try:
         study.check()
-        work(study, workers=workers, view=view)
+        work(study, workers=workers, view=view, executor=executor)
         if costs:
             view.note("measuring what a training step costs with each recipe")
             measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])

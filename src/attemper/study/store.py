@@ -2,6 +2,7 @@
 
 plan.yaml           the plan, every default written out
 data.json           the task's name and the fingerprint of its data
+settings.json       how runs are watched, where that is not left to the defaults
 runs/<key>.json     one result
 work/<key>/         the checkpoints of a run that is not finished
 claims/<key>.<n>    who works on it

@@ -17,7 +17,10 @@ from attemper.study.errors import FolderError, PlanError, StudyError
 from attemper.study.files import folder_error, is_folder_trouble, translated, write_whole
 from attemper.study.plan import Entry, Plan
 from attemper.study.planfile import dump_plan, load_plan
+from attemper.study.settings import Settings, read_settings, write_settings
 from attemper.study.store import Result, Store
+from attemper.tracking import follow
+from attemper.tracking.registry import check_trackers
 from attemper.training.spec import RunSpec
 
 __all__ = ["Study"]
@@ -39,6 +42,7 @@ class Study:
     plan: what to run; none: the plan that the folder holds.
     root: where this machine keeps its data.
     engine: who performs the runs; none: `attemper.training`.
+    settings: how runs are watched; none: as the folder remembers it.
     change_plan: take a folder that holds other runs than the plan's. They stay, and those in common are not run again.
     stale_after: seconds of silence after which another worker is taken for dead.
     attempts: after so many attempts that went wrong, a run is given up and the others go on.
@@ -51,12 +55,14 @@ class Study:
         root: Path | None = None,
         *,
         engine: Engine | None = None,
+        settings: Settings | None = None,
         change_plan: bool = False,
         stale_after: float = STALE_AFTER,
         attempts: int = ATTEMPTS,
     ) -> None:
         self.folder, self.root, self.attempts = Path(folder), root, attempts
-        self.engine: Engine = engine or Training()
+        self.settings = read_settings(self.folder) if settings is None else settings
+        self.engine: Engine = engine or Training(self.settings.probe_every)
         self.store = Store(self.folder)
         self.claims = Claims(self.folder / "claims", stale_after=stale_after)
         held = self._held_plan()
@@ -140,6 +146,7 @@ class Study:
 
     def check(self) -> None:
         """See that every recipe with something to do fits the model; all that do not are named at once."""
+        check_trackers(self.settings.track)
         errors: dict[str, str] = {}
         for recipe, spec in {self.runs[key].recipe: self.runs[key] for key in reversed(self.missing())}.items():
             try:
@@ -151,20 +158,26 @@ class Study:
             lines = "\n".join(f"- {recipe}: {errors[recipe]}" for recipe in every)
             raise PlanError(f"{len(errors)} of the plan's recipes cannot be run with {self.plan.model}:\n{lines}")
 
-    def prepare(self) -> list[str]:
-        """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
+    def check_data(self) -> dict[str, str]:
+        """The task's name and its data's fingerprint; raises unless it is the data that the study began with."""
         found = self._data_of(self.task)
         if self.data != found:
             raise StudyError(
                 f"The data of {self.plan.task} is not what this study began with (its fingerprint was "
                 f"{self.data['fingerprint']} and is {found['fingerprint']}). Use the same data, or another folder."
             )
+        return found
+
+    def prepare(self) -> list[str]:
+        """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
+        found = self.check_data()
         with translated(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._held_plan() != self.plan:
                 write_whole(self.folder / "plan.yaml", dump_plan(self.plan))
             if not (self.folder / "data.json").exists() or json.loads((self.folder / "data.json").read_text()) != found:
                 write_whole(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
+            write_settings(self.folder, self.settings)
             for name in ("runs", "work", "claims"):
                 (self.folder / name).mkdir(exist_ok=True)
         for key in set(self.store.attempts()) & set(self.runs):
@@ -186,17 +199,34 @@ class Study:
 
     # Working.
 
-    def claim(self, keys: Iterable[str] | None = None) -> Claim | None:
-        """Claim the first missing run that nobody is at work on; None if there is none at the moment."""
+    def claim(self, keys: Iterable[str] | None = None, token: str | None = None) -> Claim | None:
+        """Claim the first missing run that nobody is at work on; None if there is none at the moment.
+
+        token: the claim's name, by which whoever sent us can tell ours from others.
+        """
         wanted = self.missing() if keys is None else list(keys)
         taken = {key for key, holder in self.claims.holders(wanted).items() if holder.alive}
         for key in wanted:
             if key not in taken:
                 with translated(self.claims.folder):
-                    claim = self.claims.take(key, on_takeover=self._note_death)
+                    claim = self.claims.take(key, on_takeover=self._note_death, token=token)
                 if claim is not None:
                     return claim
         return None
+
+    def bury(self, key: str, token: str) -> bool:
+        """Free a run whose worker is known to be dead, though its last sign of life is fresh; whether it held it.
+
+        token: of the dead worker's claim. A worker that is not dead after all finds out that the run is not its own.
+        """
+        holder = self.claims.holder(key)
+        if holder is None or holder.token != token or holder.released:
+            return False
+        with translated(self.claims.folder):
+            claim = self.claims.take(key, on_takeover=self._note_death, dead=token)
+        if claim is not None:
+            claim.release()
+        return claim is not None
 
     def _note_death(self, holder: Holder) -> None:
         if self.store.result(holder.key) is None:
@@ -205,17 +235,24 @@ class Study:
             )
 
     def work(
-        self, *, stop: Callable[[], bool] = lambda: False, device: str | None = None, say: Callable[[str], None] = print
+        self,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        device: str | None = None,
+        say: Callable[[str], None] = print,
+        wait: bool = True,
     ) -> None:
         """Do missing runs in this process, one after another, until there is none or `stop` says so.
 
-        While others have the last runs in hand it waits, in case one of them dies.
+        wait: stay while others have the last runs in hand, in case one of them dies.
         """
         while not stop():
             todo = self.missing()
             if not todo:
                 return
             claim = self.claim(todo)
+            if claim is None and not wait:
+                return
             if claim is None:
                 time.sleep(POLL)
             else:
@@ -256,11 +293,24 @@ class Study:
             if "warning" in event:
                 say(f"{self.describe(claim.key)}: {event['warning']}")
             self.store.tell(claim.key, event)
+            follower.progress(event)
 
+        spec = self.runs[claim.key]
         folder = self.store.work(claim.key)
         with translated(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        return self.engine.run(self.runs[claim.key], self.task, folder=folder, progress=progress, device=device)
+        with follow(
+            self.settings.track,
+            spec,
+            key=claim.key,
+            project=self.folder.absolute().name,
+            name=self.describe(claim.key),
+            folder=self.folder,
+            say=say,
+        ) as follower:
+            result = self.engine.run(spec, self.task, folder=folder, progress=progress, device=device)
+            follower.result(result)
+        return result
 
     def describe(self, key: str) -> str:
         """A run in words."""

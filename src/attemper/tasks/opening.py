@@ -15,6 +15,7 @@ from attemper.tasks.base import Task
 from attemper.tasks.digits import open_digits
 from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
+from attemper.tasks.noise import open_noise
 from attemper.tasks.numerals import open_numerals
 from attemper.tasks.telling import collecting
 from attemper.tasks.timm_data import open_timm
@@ -35,6 +36,7 @@ TASKS = {
     "mel:FILE": "ready log-mel spectrograms in an .npz file",
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
+    "noise": "random images in any number and size, by which plans are measured; no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
@@ -76,6 +78,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
     kind, _, rest = name.partition(":")
     if name == "digits":
         return functools.partial(open_digits, label)
+    if name == "noise":
+        return functools.partial(open_noise, label)
     if name in cifar.CIFAR:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
     if kind == "folder" and rest:

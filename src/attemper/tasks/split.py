@@ -30,11 +30,11 @@ def divide(targets: Tensor, held: int, seed: int, groups: Tensor | None = None) 
     if groups is not None:
         return _divide_groups(targets, held, seed, groups.cpu())
     draw = generator(seed, "split")
-    labels, counts = targets.unique(sorted=True, return_counts=True)
+    _, counts = targets.unique(sorted=True, return_counts=True)
+    by_class = targets.argsort(stable=True).split(counts.tolist())
     out, rest = [], []
-    for label, quota in zip(labels.tolist(), _quotas(counts.tolist(), held), strict=True):
-        members = (targets == label).nonzero().flatten()
-        members = members[torch.randperm(len(members), generator=draw)]
+    for alike, quota in zip(by_class, _quotas(counts.tolist(), held), strict=True):
+        members = alike[torch.randperm(len(alike), generator=draw)]
         out.append(members[:quota])
         rest.append(members[quota:])
     return torch.cat(rest).sort().values, torch.cat(out).sort().values

@@ -1,0 +1,51 @@
+"""The ready plans: they can be read, their recipes fit their models, and the planning page counts as they do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from attemper.study import load_plan
+from attemper.tasks import open_task
+from attemper.tasks.augment import parse_augmentation
+from attemper.training import check_run
+from attemper.training.data import RunData
+
+ROOT = Path(__file__).resolve().parents[1]
+PLANS = sorted((ROOT / "plans").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_recipe_of_a_ready_plan_fits_its_model(path: Path) -> None:
+    plan = load_plan(path)
+    task = open_task("noise(size=64, classes=4, train=64, test=8)")
+    for entry in plan.recipes:
+        spec = plan.spec(entry.configurations[0], plan.lr[0], plan.seeds[0], task.name)
+        # Not every CPU that says it knows bfloat16 does; what fits in one precision fits in the other.
+        budget = dataclasses.replace(spec.budget, validation=0.5, precision="float32")
+        check_run(dataclasses.replace(spec, budget=budget), task)
+    assert str(parse_augmentation(plan.budget.augment))
+
+
+def test_the_planning_page_counts_batches_as_runs_do() -> None:
+    plan = load_plan(ROOT / "plans" / "deit-small.yaml")
+    task = open_task("noise(size=1, train=1281167, test=1)")
+    data = RunData(plan.spec("none", plan.lr[0], 0, task.name), task, torch.device("cpu"))
+    total = data.batches_per_epoch * plan.budget.epochs
+    hours, runs = total / 3600, len(plan.runs())
+    page = (ROOT / "docs" / "planning.md").read_text()
+    for said in (
+        f"{data.batches_per_epoch:,} batches an epoch and {total:,} in 300 epochs",
+        f"one run is {hours:.1f} *t* hours, and {runs} runs are {runs * hours:,.0f} *t* GPU-hours",
+    ):
+        assert said in page
+    rows = re.findall(r"^\| ([\d.]+) s \| ([\d,]+) \| (\d+) h \| ([\d,]+) \|", page, re.MULTILINE)
+    assert len(rows) >= 3
+    for t, rate, run, whole in ((float(row[0]), *(int(cell.replace(",", "")) for cell in row[1:])) for row in rows):
+        assert rate == pytest.approx(1024 / t, abs=1)
+        assert run == pytest.approx(hours * t, abs=1)
+        assert whole == pytest.approx(runs * hours * t, abs=1)
