@@ -240,13 +240,16 @@ def perform(orders: Orders, light: Path, key: str, token: str) -> list[tuple[str
 
     torch.set_num_threads(orders.threads)
     said: list[tuple[str, str]] = []
+
+    def say(text: str) -> None:
+        said.append(("note", text))
+
     try:
         check_sees(light, f"The cluster's node {socket.gethostname()}")
         with listening(Nobody()):  # whoever sent us has opened the same data, and has told about it
             study = _study(orders)
             claim = study.claim([key], token)
             if claim is not None:
-                say = lambda text: said.append(("note", text))  # noqa: E731
                 study.perform(claim, stop=lambda: False, device=orders.device, say=say)
     except AttemperError as error:
         said.append(("fatal", str(error)))
