@@ -227,6 +227,21 @@ class Tempered:
     def loss_scale(self, scale: float | Callable[[], float]) -> None:
         self.control.loss_scale = scale
 
+    @property
+    def batch_share(self) -> float:
+        """Where several processes share a batch: the part of it that this one sees, 1/4 for one of four alike.
+
+        Penalties that are sums over the samples are divided by it, so that the mean over the processes, each weighted
+        with its share, is the penalty of the whole batch. Those that are means need nothing.
+        """
+        return self.control.batch_share
+
+    @batch_share.setter
+    def batch_share(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ParameterError(f"batch_share must be above 0 and at most 1; got {share!r}")
+        self.control.batch_share = share
+
     # ----------------------------------------------------------------------------------------------- rates, on and off
     def set_rate(self, rate: float, method: str | None = None) -> None:
         """Set p of every stochastic method on the live model; schedules keep their shape.
