@@ -6,17 +6,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Workers, Writable
+from attemper.cli.options import (
+    Change,
+    Costs,
+    Data,
+    Json,
+    Number,
+    Numbers,
+    Parallel,
+    Suites,
+    Text,
+    Texts,
+    Workers,
+    Writable,
+)
 from attemper.cli.show import command_line, console, print_json, show_summary
 from attemper.errors import ParameterError
 from attemper.evaluation.suites import split_suites
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
 from attemper.study.engine import Engine, Training
 from attemper.study.errors import FolderError
+from attemper.training.ranks import joined
 
 __all__ = ["Compare", "carry_out", "folder_of", "write_report"]
 
@@ -40,6 +54,7 @@ class Compare:
       attemper compare --task cifar10 --model vit-cifar --epochs 40 --data /path/to/data
       attemper compare plan.yaml --folder runs/mine --workers 4
       attemper compare --evaluate robustness,calibration
+      torchrun --nproc-per-node 4 -m attemper compare plan.yaml
     """
 
     plan: File = None
@@ -69,6 +84,7 @@ class Compare:
     workers: Workers = None
     no_costs: Costs = False
     change_plan: Change = False
+    parallel: Parallel = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -85,6 +101,7 @@ class Compare:
             change_plan=self.change_plan,
             json=self.json,
             engine=Training(self.probe_every),
+            parallel=self.parallel,
         )
 
     def changed(self, given: Mapping[str, Any]) -> Plan:
@@ -122,24 +139,27 @@ def carry_out(
     change_plan: bool,
     json: bool,
     engine: Engine | None = None,
+    parallel: Literal["ddp", "fsdp"] | None = None,
 ) -> int:
     """Run a plan with a view on the terminal, then show the table and write the page; 1 if runs are missing."""
-    where = console(json=json)
-    summary = compare(
-        plan,
-        folder,
-        workers=workers,
-        root=data,
-        view=make_view(where),
-        costs=costs,
-        change_plan=change_plan,
-        command=command_line(words),
-        engine=engine,
-    )
-    report = write_report(summary, folder / "report.html")
-    show_summary(where, summary, report)
-    if json:
-        print_json(summary)
+    with joined(parallel) as ranks:
+        where = console(json=json, quiet=not ranks.main)
+        summary = compare(
+            plan,
+            folder,
+            workers=workers,
+            root=data,
+            view=make_view(where),
+            costs=costs,
+            change_plan=change_plan,
+            command=command_line(words),
+            engine=engine,
+        )
+        if ranks.main:
+            report = write_report(summary, folder / "report.html")
+            show_summary(where, summary, report)
+            if json:
+                print_json(summary)
     return 0 if summary["complete"] else 1
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json as json_module
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attemper.cli.evaluate import show_evaluation
-from attemper.cli.options import Data, Json, Number, Suites, Text, Writable
+from attemper.cli.options import Data, Json, Number, Parallel, Suites, Text, Writable
 from attemper.cli.show import console, print_json, say
 from attemper.evaluation.suites import parse_suites
 from attemper.recipe import as_methods, render
 from attemper.training.spec import Budget, RunSpec
+
+if TYPE_CHECKING:
+    from attemper.training.ranks import Ranks
 
 __all__ = ["Train"]
 
@@ -31,6 +34,7 @@ class Train:
       attemper train
       attemper train --recipe "dropkey(0.1) + cb" --seed 3 --epochs 30
       attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one
+      torchrun --nproc-per-node 4 -m attemper train --task cifar10 --model vit-small --batch-size 512
     """
 
     task: str = "digits"
@@ -50,14 +54,22 @@ class Train:
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    parallel: Parallel = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.training import joined
+
+        with joined(self.parallel) as ranks:
+            self._train(ranks)
+        return 0
+
+    def _train(self, ranks: Ranks) -> None:
         from attemper.study.files import translated, write_whole
         from attemper.tasks import open_task
         from attemper.training import check_run, run
 
-        where = console(json=self.json)
+        where = console(json=self.json, quiet=not ranks.main)
         task = open_task(self.task, self.data)
         recipe = render(as_methods(self.recipe))
         suites = tuple(suite.text for suite in parse_suites(self.evaluate)) if self.evaluate else ()
@@ -65,7 +77,7 @@ class Train:
             task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
         )
         check_run(spec, task)
-        if self.folder is not None:
+        if self.folder is not None and ranks.main:
             with translated(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
         columns = (
@@ -78,6 +90,8 @@ class Train:
             line = bar.add_task(recipe, total=1.0, told="")
 
             def progress(event: dict[str, Any]) -> None:
+                if "warning" in event:
+                    say(where, f"note: {event['warning']}")
                 done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
                 bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
 
@@ -89,12 +103,13 @@ class Train:
                 device=self.device,
                 probe_every=self.probe_every,
             )
+        if not ranks.main:
+            return
         if self.folder is not None:
             path = self.folder / "result.json"
             with translated(path):
                 write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)
-        return 0
 
     def _show(self, result: dict[str, Any], where: Any) -> None:
         metric = result["metric"]

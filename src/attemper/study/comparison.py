@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.study.costs import measure_costs
-from attemper.study.engine import Engine
+from attemper.study.engine import Engine, Training
 from attemper.study.executor import stopped, work
 from attemper.study.export import to_csv, to_markdown
 from attemper.study.files import translated, write_whole
@@ -16,6 +16,8 @@ from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
 from attemper.study.study import Study
 from attemper.study.summary import Summary, summarise
+from attemper.study.together import Together, dismiss, follow, work_together
+from attemper.training.ranks import current
 
 __all__ = ["DEFAULT_PLAN", "compare"]
 
@@ -65,16 +67,25 @@ def compare(
     engine: who performs the runs; none: `attemper.training`.
 
     A plan or folder that cannot work is refused before anything is written. Runs that kept failing leave the summary
-    incomplete, and are named in its notes.
+    incomplete, and are named in its notes. Inside of `attemper.training.joined`, all ranks train every run together.
     """
+    ranks = current()
     view = view or SilentView()
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
-    study = Study(folder, plan, root, engine=engine, change_plan=change_plan)
+    engine = engine or Training()
+    if not ranks.main:
+        return follow(engine, plan.task, root, ranks)
+    study = Study(
+        folder, plan, root, engine=engine if ranks.alone else Together(engine, ranks), change_plan=change_plan
+    )
     for note in plan.notes:
         view.note(note)
     try:
         study.check()
-        work(study, workers=workers, view=view)
+        if ranks.alone:
+            work(study, workers=workers, view=view)
+        else:
+            work_together(study, view, workers)
         if costs:
             view.note("measuring what a training step costs with each recipe")
             measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])
@@ -84,7 +95,7 @@ def compare(
         view.close()
     summary = summarise(study, command=command)
     write_summary(summary, study.folder)
-    return summary
+    return dismiss(ranks, summary)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

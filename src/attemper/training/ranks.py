@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 TIMEOUT = 600.0
 """Seconds that a rank waits for the others in an exchange, unless ATTEMPER_TIMEOUT says otherwise."""
-GRACE = 10.0
+GRACE = 30.0
 """Seconds that a rank has to notice by itself that another one has stopped; then it is ended."""
 LOOK = 0.02
 """Seconds between two looks for what the main rank has to say."""

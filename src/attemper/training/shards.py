@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from attemper.training.checkpoint import DamagedError, StorageError
 from attemper.training.learner import Learner
@@ -26,6 +23,9 @@ def save_shards(folder: Path, epoch: int, learner: Learner, best: Mapping[str, T
 
     The checkpoint that names it is written afterwards: until then the shards of the one before are those that count.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_saver import save
+
     name = f"{PREFIX}{epoch}"
     try:
         save(tensors_of(learner, best), checkpoint_id=folder / name)
@@ -38,6 +38,9 @@ def save_shards(folder: Path, epoch: int, learner: Learner, best: Mapping[str, T
 
 def load_shards(folder: Path, name: str, learner: Learner, best: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Put the tensors of a run back, and give the best weights. Nothing is changed unless all can be read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     fill_optimizer(learner)
     live = tensors_of(learner, best)
     read = {key: torch.empty_like(tensor) for key, tensor in live.items()}
