@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from teams import DIED, team
 from torch import Tensor
 
 from attemper.errors import ParameterError
@@ -21,10 +20,11 @@ from attemper.training.evaluate import evaluate
 from attemper.training.learner import Learner
 from attemper.training.loop import Run, choose_device
 from attemper.training.ranks import ALONE, Ranks, current
+from teams import DIED, team
 
 CPU = torch.device("cpu")
 TASK = "digits(train=200, test=50)"
-TINY = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
+TINY = "vit-cifar(depth=2, width=16, heads=2, mlp=16)"  # the head of vit-digits starts at zero, and hides the rest
 
 PENALTIES = [
     "none",
@@ -52,7 +52,7 @@ def spec(recipe: str = "none", *, seed: int = 0, **budget: Any) -> RunSpec:
     return RunSpec(task=TASK, model=TINY, recipe=recipe, seed=seed, budget=chosen)
 
 
-# --------------------------------------------------------------------------------------------------- one step, one batch
+# -------------------------------------------------------------------------------------------------- one step, one batch
 def step(chosen: RunSpec, ranks: Ranks, accumulate: int) -> Learner:
     """A learner after one optimiser step, stochastic methods off, in double precision throughout.
 
@@ -133,3 +133,192 @@ def test_a_step_of_several_processes_is_that_of_one_on_the_whole_batch(size: int
 def test_a_step_of_a_sharded_model_is_that_of_one_process_too() -> None:
     cases = [CASES[0], CASES[2], CASES[6], CASES[7], CASES[9]]
     assert_equal_steps(team(2, steps, "fsdp", cases), cases)
+
+
+# ---------------------------------------------------------------------------------------------- batches, masks, metrics
+@pytest.mark.parametrize("augment", ["none", "crop-flip(1)+mixup"])
+def test_the_parts_of_the_ranks_are_the_batch_that_one_process_would_have(augment: str) -> None:
+    chosen = spec(augment=augment)
+    alone = RunData(chosen, open_task(TASK), CPU).epoch(2)
+    parts = [RunData(chosen, open_task(TASK), CPU, Ranks(rank, 4)).epoch(2) for rank in range(4)]
+    for (inputs, targets), *some in zip(alone, *parts, strict=True):
+        assert [len(part[0]) for part in some] == [3, 3, 2, 2]
+        assert torch.equal(torch.cat([part[0] for part in some]), inputs)
+        assert torch.equal(torch.cat([part[1] for part in some]), targets)
+
+
+def test_a_batch_with_fewer_samples_than_ranks_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"A batch has 3 samples, and 4 processes share it"):
+        RunData(spec(batch_size=3), open_task(TASK), CPU, Ranks(0, 4))
+
+
+def draws() -> tuple[Tensor, Tensor, float]:
+    """What a rank's model says of the same images, in eval and in training, and its next random number."""
+    with joined() as ranks:
+        run = Run(spec("dropkey(0.5)"), open_task(TASK), None, None, choose_device("cpu", ranks), None, ranks)
+        inputs, _ = next(RunData(spec(), open_task(TASK), CPU).epoch(1))
+        run.learner.model.eval()
+        calm = run.learner.model(inputs).detach()
+        run.learner.model.train()
+        return calm, run.learner.model(inputs).detach(), float(torch.rand(()))
+
+
+def test_ranks_have_the_same_weights_and_draw_different_masks() -> None:
+    (calm, wild, number), (calm_too, wild_too, number_too) = team(2, draws)
+    assert torch.equal(calm, calm_too)
+    assert not torch.allclose(wild, wild_too)
+    assert number != number_too
+
+
+class Odd:
+    """A task whose metric is no mean over samples, and which only the main rank may measure."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def measure(self, model: Any, source: Source) -> dict[str, float | None]:
+        assert current().main
+        return {"loss": 1.0, "accuracy": 1 / len(source)}
+
+
+def metrics() -> list[Any]:
+    task = open_task(TASK)
+    with joined() as ranks:
+        learner = Learner(spec(), task, CPU, 1, ranks)
+        alone = Learner(spec(), task, CPU)
+        _, validation = task.split(0, 0.3)
+        sources = [
+            validation.take(torch.arange(samples)) for samples in (59, 3)
+        ]  # four ranks: 15, 15, 15, 14; 1, 1, 1, 0
+        found = [(evaluate(learner, task, source), evaluate(alone, task, source)) for source in sources]
+        return [*found, evaluate(learner, Odd(task), sources[0])]  # type: ignore[arg-type]
+
+
+def test_metrics_of_uneven_parts_are_those_of_one_process() -> None:
+    for *means, odd in team(4, metrics):
+        for together, alone in means:
+            assert together == pytest.approx(alone, abs=1e-6)
+        assert odd == {"loss": 1.0, "accuracy": 1 / 59}
+
+
+class Ragged:
+    """A task whose loss is a mean over some samples only, as over tokens that are no padding."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def counted(self, targets: Tensor) -> Tensor:
+        return (targets > 3).sum()
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        return torch.nn.functional.cross_entropy(logits[targets > 3], targets[targets > 3])
+
+
+def ragged() -> tuple[float, list[float]]:
+    torch.set_default_dtype(torch.float64)
+    task: Any = Ragged(open_task(TASK))
+    chosen = spec("explicit(v=0.5)")
+    with joined() as ranks:
+        learners = []
+        for each in (ranks, ALONE):
+            data = RunData(chosen, task, CPU, each)
+            learner = Learner(chosen, task, CPU, 1, each, data.share)
+            inputs, targets = next(data.epoch(1))
+            learner.learn(inputs.double(), targets)
+            learners.append(learner)
+        together, alone = (learner.model.state_dict() for learner in learners)
+        far = max(float((together[name] - alone[name]).abs().max()) for name in alone)
+        return far, [learner.meter.read().loss for learner in learners]
+
+
+def test_a_loss_that_is_no_mean_over_samples_counts_by_what_it_is_a_mean_over() -> None:
+    for far, (together, alone) in team(2, ragged):
+        assert far < 1e-6
+        assert together == pytest.approx(alone, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- who goes wrong
+def goes_wrong(how: str) -> Any:
+    """Rank 1 leaves while the others wait for it."""
+    with joined() as ranks:
+        learner = Learner(spec(), open_task(TASK), CPU, 1, ranks)
+        if ranks.rank == 1:
+            if how == "raises":
+                raise ParameterError("the third layer is on fire")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ranks.rank == 2 and how == "raises":
+            return ranks.from_main(lambda: "never said")
+        inputs, targets = open_task(TASK).shape.example(2)
+        learner.learn(inputs, targets)
+    return None
+
+
+def test_a_rank_that_fails_stops_the_others_with_its_message() -> None:
+    zero, one, two = team(3, goes_wrong, "raises")
+    assert one == ("ParameterError", "the third layer is on fire")
+    for other in (zero, two):
+        assert other == ("RankError", "Rank 1 stopped: ParameterError: the third layer is on fire")
+
+
+def test_a_rank_that_is_killed_stops_the_others() -> None:
+    zero, one, two = team(3, goes_wrong, "dies")
+    assert one == DIED
+    for kind, text in (zero, two):
+        assert kind == "RankError"
+        assert "gone without a word" in text
+
+
+def hangs() -> None:
+    from attemper.training import ranks as module
+
+    module.GRACE = 0.2
+    with joined() as ranks:
+        if ranks.rank == 1:
+            raise ParameterError("on fire")
+        signal.pause()
+
+
+def test_a_rank_that_hears_nothing_is_ended() -> None:
+    assert team(2, hangs) == [DIED, ("ParameterError", "on fire")]
+
+
+def disagrees() -> None:
+    with joined() as ranks:
+        chosen = spec(seed=ranks.rank)
+        Run(chosen, open_task(TASK), None, None, choose_device("cpu", ranks), None, ranks)
+
+
+def test_ranks_with_different_runs_are_refused() -> None:
+    for kind, text in team(2, disagrees):
+        assert kind == "RankError"
+        assert "Rank 1 has another run or other data than rank 0" in text
+
+
+def slow_to_answer() -> None:
+    with joined() as ranks:
+        if ranks.rank == 1:
+            signal.sigtimedwait([], 3)
+        ranks.sum(torch.ones(()))
+
+
+def test_waiting_for_a_rank_has_an_end() -> None:
+    zero, _ = team(2, slow_to_answer, ATTEMPER_TIMEOUT="1")
+    assert zero[0] == "RankError"
+    assert "did not answer in time" in zero[1]
+
+
+def test_variables_of_the_launcher_are_read_with_care() -> None:
+    with joined(environment={}) as ranks:
+        assert ranks is ALONE
+        assert current() is ALONE
+    with joined(environment={"WORLD_SIZE": "1"}) as ranks:
+        assert ranks is ALONE
+    for given in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x"}):
+        with pytest.raises(ParameterError, match=r"The variable \w+ is .*; it must be a whole number"):
+            joined(environment=given).__enter__()
