@@ -38,7 +38,9 @@ GRACE = 30.0
 """Seconds that a rank has to notice by itself that another one has stopped; then it is ended."""
 LOOK = 0.02
 """Seconds between two looks for what the main rank has to say."""
-FAILURE = "failure"
+PATIENCE = 3.0
+"""Seconds that a rank which stops waits for the others to say why, or to hear why."""
+FAILURE, HEARD = "failure", "heard"
 
 
 class RankError(AttemperError):
@@ -175,22 +177,31 @@ class Ranks:
         except BaseException as error:
             first = self._first_failure(error)
             self.leave()
+            self._be_heard()
             if first["rank"] == self.rank:
                 raise
             raise RankError(_words(first)) from error
 
     def _first_failure(self, error: BaseException) -> Mapping[str, Any]:
         """Tell the others why this rank stops, unless one of them stopped before; whichever came first."""
+        lost = _is_lost_connection(error)
         own = {"rank": self.rank, "text": f"{type(error).__name__}: {error}"}
+        if lost:
+            own = {"rank": None, "text": str(error).splitlines()[0]}
         try:
-            if _is_lost_connection(error):
-                other = self._await_failure(seconds=3.0)
-                own = {"rank": None, "text": str(error).splitlines()[0]}
-                return other or json.loads(self._store.compare_set(FAILURE, "", json.dumps(own)))
-            found: Mapping[str, Any] = json.loads(self._store.compare_set(FAILURE, "", json.dumps(own)))
-            return found
-        except (RuntimeError, ValueError):  # the store is gone as well, and with it whoever kept it
+            if lost:  # whoever broke it says why, unless it was killed
+                self._wait_until(lambda: self._failure() is not None)
+            first: Mapping[str, Any] = json.loads(self._store.compare_set(FAILURE, "", json.dumps(own)))
+            return first
+        except RuntimeError:  # the store is gone as well, and with it whoever kept it
             return own
+
+    def _be_heard(self) -> None:
+        """Let the others read what the store holds: it may go with the main process."""
+        with contextlib.suppress(RuntimeError):
+            self._store.add(HEARD, 1)
+            if self.main:
+                self._wait_until(lambda: self._store.add(HEARD, 0) == self.size)
 
     def _failure(self) -> Mapping[str, Any] | None:
         if not self._store.check([FAILURE]):
@@ -198,11 +209,10 @@ class Ranks:
         found: Mapping[str, Any] = json.loads(self._store.get(FAILURE))
         return found
 
-    def _await_failure(self, seconds: float) -> Mapping[str, Any] | None:
-        until = time.monotonic() + seconds
-        while (found := self._failure()) is None and time.monotonic() < until:
+    def _wait_until(self, happened: Callable[[], bool]) -> None:
+        until = time.monotonic() + PATIENCE
+        while not happened() and time.monotonic() < until:
             time.sleep(LOOK)
-        return found
 
     def _heed(self) -> None:
         if (failure := self._failure()) is not None:
