@@ -38,7 +38,7 @@ GRACE = 30.0
 """Seconds that a rank has to notice by itself that another one has stopped; then it is ended."""
 LOOK = 0.02
 """Seconds between two looks for what the main rank has to say."""
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Seconds that a rank which stops waits for the others to say why, or to hear why."""
 FAILURE, HEARD = "failure", "heard"
 
@@ -177,7 +177,8 @@ class Ranks:
         except BaseException as error:
             first = self._first_failure(error)
             self.leave()
-            self._be_heard()
+            if first["rank"] is not None:
+                self._be_heard()
             if first["rank"] == self.rank:
                 raise
             raise RankError(_words(first)) from error
