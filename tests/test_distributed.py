@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -174,6 +175,23 @@ def test_ranks_have_the_same_weights_and_draw_different_masks() -> None:
     assert number != number_too
 
 
+def statistics() -> tuple[list[Tensor], list[Tensor]]:
+    """Running statistics after an epoch of a network with batch norms, and their moving average."""
+    chosen = spec(ema=0.5, epochs=1, batch_size=20)
+    chosen = dataclasses.replace(chosen, model="convmixer(width=8, depth=1, kernel=3)")
+    with joined() as ranks:
+        run = Run(chosen, open_task(TASK), None, None, choose_device("cpu", ranks), None, ranks)
+        run.finish()
+        return list(run.learner.model.buffers()), list(run.best.values())
+
+
+def test_ranks_end_an_epoch_with_the_same_running_statistics() -> None:
+    zero, one = team(2, statistics)
+    for mine, theirs in zip([*zero[0], *zero[1]], [*one[0], *one[1]], strict=True):
+        assert torch.equal(mine, theirs)
+    assert any(buffer.dtype.is_floating_point and buffer.abs().sum() > 0 for buffer in zero[0])
+
+
 class Odd:
     """A task whose metric is no mean over samples, and which only the main rank may measure."""
 
@@ -323,6 +341,9 @@ def test_variables_of_the_launcher_are_read_with_care() -> None:
         assert current() is ALONE
     with joined(environment={"WORLD_SIZE": "1"}) as ranks:
         assert ranks is ALONE
+    both = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}
+    with pytest.raises(ParameterError, match="accelerate launch was told --use_fsdp"):
+        joined("ddp", both).__enter__()
     for given in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x"}):
         with pytest.raises(ParameterError, match=r"The variable \w+ is .*; it must be a whole number"):
             joined(environment=given).__enter__()

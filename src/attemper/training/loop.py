@@ -33,7 +33,7 @@ from attemper.training.parallel import whole
 from attemper.training.randomness import borrowed, random_state, seed_everything, set_random_state
 from attemper.training.ranks import ALONE, Ranks, current
 from attemper.training.schedule import learning_rate
-from attemper.training.shards import load_shards, remove_shards, save_shards
+from attemper.training.shards import load_shards, refuse_sharded, remove_shards, save_shards
 from attemper.training.spec import FORMAT, RunSpec
 from attemper.training.weights import save_weights
 
@@ -378,16 +378,6 @@ class Run:
             "images_per_second": images / trained if trained else None,
             "peak_memory": torch.cuda.max_memory_allocated(self.device) if gpu else None,
         }
-
-
-def refuse_sharded(spec: RunSpec, probe_every: int | None) -> None:
-    """Raise if a run asks for what needs the whole model in one process."""
-    for option, given in (("--evaluate", ",".join(spec.evaluate)), ("--probe-every", probe_every)):
-        if given:
-            raise ParameterError(
-                f"{option} is {given}, which needs the whole model in one process; --parallel fsdp leaves a part of it "
-                "in each. 'attemper evaluate' and 'attemper diagnose' can look at the finished run."
-            )
 
 
 def counted(processes: int) -> str:

@@ -36,8 +36,8 @@ TIMEOUT = 600.0
 """Seconds that a rank waits for the others in an exchange, unless ATTEMPER_TIMEOUT says otherwise."""
 GRACE = 30.0
 """Seconds that a rank has to notice by itself that another one has stopped; then it is ended."""
-LOOK = 0.02
-"""Seconds between two looks for what the main rank has to say."""
+LOOK, SLOWEST_LOOK = 0.01, 0.25
+"""Seconds between two looks for what another rank has to say, at first and in the long run."""
 PATIENCE = 2.0
 """Seconds that a rank which stops waits for the others to say why, or to hear why."""
 FAILURE, HEARD = "failure", "heard"
@@ -116,9 +116,11 @@ class Ranks:
             box = [make()]
             self._store.set(ready, "")
         else:
+            pause = LOOK
             while not self._store.check([ready]):
                 self._heed()
-                time.sleep(LOOK)
+                time.sleep(pause)
+                pause = min(1.5 * pause, SLOWEST_LOOK)
         dist.broadcast_object_list(box, src=0)
         said: T = box[0]
         return said
@@ -179,7 +181,7 @@ class Ranks:
             self.leave()
             if first["rank"] is not None:
                 self._be_heard()
-            if first["rank"] == self.rank:
+            if first["rank"] == self.rank or isinstance(error, KeyboardInterrupt):
                 raise
             raise RankError(_words(first)) from error
 
@@ -274,12 +276,14 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
         return
     if dist.is_initialized():
         raise RankError("torch.distributed is initialised already; Attemper does that itself, inside of 'joined()'.")
-    by_accelerate: Parallel = "fsdp" if environment.get("ACCELERATE_USE_FSDP", "").lower() == "true" else "ddp"
+    told_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if told_fsdp and parallel == "ddp":
+        raise ParameterError("parallel is ddp, and accelerate launch was told --use_fsdp; leave one of them out.")
     ranks = Ranks(
         _number(environment, "RANK"),
         size,
         local=_number(environment, "LOCAL_RANK"),
-        sharded=(parallel or by_accelerate) == "fsdp",
+        sharded=told_fsdp or parallel == "fsdp",
         timeout=float(_number(environment, "ATTEMPER_TIMEOUT", int(TIMEOUT))),
     )
     store, _, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ranks.timeout)))
@@ -288,7 +292,7 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
     try:
         with ranks.speaking_up():
             yield ranks
-            dist.barrier()  # nobody goes, and with rank 0 maybe the store, while another still listens
+            ranks.sum(torch.zeros(()))  # nobody goes, and with rank 0 maybe the store, while another still listens
     finally:
         _joined.reset(before)
         ranks.leave()

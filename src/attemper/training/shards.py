@@ -10,12 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.errors import ParameterError
 from attemper.training.checkpoint import DamagedError, StorageError
 from attemper.training.learner import Learner
+from attemper.training.spec import RunSpec
 
-__all__ = ["load_shards", "remove_shards", "save_shards"]
+__all__ = ["load_shards", "refuse_sharded", "remove_shards", "save_shards"]
 
 PREFIX = "shards-"
+
+
+def refuse_sharded(spec: RunSpec, probe_every: int | None) -> None:
+    """Raise if a run asks for what needs the whole model in one process."""
+    for option, given in (("--evaluate", ",".join(spec.evaluate)), ("--probe-every", probe_every)):
+        if given:
+            raise ParameterError(
+                f"{option} is {given}, which needs the whole model in one process; --parallel fsdp leaves a part of it "
+                "in each. 'attemper evaluate' and 'attemper diagnose' can look at the finished run."
+            )
 
 
 def save_shards(folder: Path, epoch: int, learner: Learner, best: Mapping[str, Tensor]) -> str:
