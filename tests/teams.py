@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["DIED", "team"]
+__all__ = ["DIED", "free_port", "team"]
 
 DIED = "died"
 """What a rank answers that was killed."""
@@ -27,10 +27,7 @@ def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -
     """What check(*args) gives on each of so many ranks; an exception is given back as its type's name and its text."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["teams_imports"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), **environment}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), **environment}
     members = []
     for rank in range(size):
         ours, theirs = context.Pipe()
@@ -49,6 +46,13 @@ def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -
                 process.kill()
                 process.join()
             line.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _answer(line: Connection, until: float) -> Any:

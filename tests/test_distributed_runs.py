@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from attemper.tasks import open_task
 from attemper.training import Budget, RunSpec, joined, loop, run
 from attemper.training.checkpoint import load_checkpoint
 from attemper.training.learner import Learner
-from teams import DIED, team
+from teams import DIED, free_port, team
 
 TASK = "digits(train=200, test=50)"
 MODEL = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
@@ -217,3 +219,22 @@ def test_workers_and_ranks_are_one_too_many(tmp_path: Path) -> None:
     assert zero[0] == one[0] == 2
     assert "workers is 3" in zero[2]
     assert "Rank 0 stopped: StudyError: workers is 3" in one[2]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "parallel"),
+    [
+        (["torch.distributed.run", "--nproc-per-node", "2"], "ddp"),
+        (["accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2"], "fsdp"),
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_launchers_start_ranks_that_find_each_other(launcher: list[str], parallel: str, tmp_path: Path) -> None:
+    words = [*launcher, f"--{'master-port' if 'torch' in launcher[0] else 'main_process_port'}", str(free_port())]
+    words += ["-m", "attemper", "train", *SMALL, "--epochs", "1", "--device", "cpu", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["versions"]["ranks"] == f"2, {parallel}"
