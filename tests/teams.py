@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +27,7 @@ PATIENCE = 120.0
 def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -> list[Any]:
     """What check(*args) gives on each of so many ranks; an exception is given back as its type's name and its text."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["teams_imports"])
+    start_server()
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), **environment}
     members = []
     for rank in range(size):
@@ -46,6 +47,19 @@ def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -
                 process.kill()
                 process.join()
             line.close()
+
+
+def start_server() -> None:
+    """Start what ranks are forked from, if it does not run yet. It takes its path from the environment alone."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.set_forkserver_preload(["teams_imports"])
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def free_port() -> int:

@@ -23,6 +23,7 @@ from attemper.cli import main
 from attemper.evaluation.runs import load_run
 from attemper.tasks import open_task
 from attemper.training import Budget, RunSpec, joined, loop, run
+from attemper.training import ranks as ranks_module
 from attemper.training.checkpoint import load_checkpoint
 from attemper.training.learner import Learner
 from teams import DIED, free_port, team
@@ -49,6 +50,7 @@ def spec(recipe: str, **budget: Any) -> RunSpec:
 def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int, int] | None = None) -> Any:
     """A run, checkpointed after every epoch, with the warnings that it gave; killed: which rank dies, at which step."""
     loop.CHECKPOINT_EVERY = 0.0
+    ranks_module.PATIENCE = 0.2  # nobody can say why a rank was killed
     warnings: list[str] = []
     with joined(parallel) as ranks:
         if killed is not None and killed[0] == ranks.rank:
@@ -56,6 +58,19 @@ def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int
         told = lambda event: warnings.extend([event["warning"]] if "warning" in event else [])  # noqa: E731
         result = run(chosen, open_task(TASK), folder=folder, progress=told, device="cpu")
     return {name: value for name, value in result.items() if name != "timing"}, warnings
+
+
+def cannot_write(folder: Path, chosen: RunSpec) -> Any:
+    """A run whose weights cannot be written in the end, and what comes after it."""
+    from attemper.study.together import regrouping
+
+    with joined() as ranks:
+        with contextlib.suppress(Exception), regrouping(ranks):
+            folder.mkdir(exist_ok=True)
+            (folder / "model.safetensors" / "in the way").mkdir(parents=True, exist_ok=True)
+            run(chosen, open_task(TASK), folder=folder, device="cpu")
+            return "written"
+        return ranks.gather(ranks.rank)
 
 
 def die_at(step: int) -> None:
@@ -94,7 +109,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "recipe", "budget", "kills"),
     [
-        (2, "dropkey(0.2) + rdrop(0.5)", {"ema": 0.9, "clip": 1.0}, [(1, 1), (0, 2 * STEPS), (1, STEPS + 3)]),
+        (2, "dropkey(0.2) + rdrop(0.5)", {"ema": 0.9, "clip": 1.0}, [(0, 2 * STEPS), (1, STEPS + 3)]),
         (4, "dropattention(0.2) + droppath(0.1) + explicit(v=5e-4)", {"batch_size": 22, "accumulate": 2}, [(2, 9)]),
     ],
 )
@@ -116,17 +131,17 @@ def test_a_sharded_run_goes_on_with_the_same_bits_and_says_what_it_cannot_read(t
     chosen = spec("dropkey(0.2) + explicit(v=5e-4)", ema=0.9, accumulate=2, batch_size=10)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     (expected, _), _ = team(2, train, whole, chosen, "fsdp")
-    assert len(list(whole.glob("shards-*"))) == 1, "the last good ones, and no others"
+    assert len(list(whole.glob("checkpoint-shards-*"))) == 1, "the last good ones, and no others"
     assert team(2, train, cut, chosen, "fsdp", (1, 2 * STEPS + 9))[1] == DIED
     shutil.copytree(cut, tmp_path / "ragged")
     (resumed, _), _ = team(2, train, cut, chosen, "fsdp")
     assert resumed == expected
     assert_same_end(cut, whole)
 
-    next((tmp_path / "ragged").glob("shards-*/__1_*")).unlink()
+    next((tmp_path / "ragged").glob("checkpoint-shards-*/__1_*")).unlink()
     (again, warnings), _ = team(2, train, tmp_path / "ragged", chosen, "fsdp")
     assert again == expected
-    assert "shards-" in warnings[0]
+    assert "checkpoint-shards-" in warnings[0]
     assert "cannot be read" in warnings[0]
     assert "the run starts again" in warnings[0]
     for kind, text in team(2, train, whole, chosen, "ddp"):
@@ -211,6 +226,10 @@ def test_compare_trains_every_run_with_all_ranks_and_survives_a_run_that_fails_o
     assert {result["versions"]["ranks"] for result in results} == {"2, ddp"}
     assert json.loads((tmp_path / "study" / "summary.json").read_text())["complete"] is True
     assert (tmp_path / "study" / "report.html").exists()
+
+
+def test_what_goes_wrong_at_the_very_end_leaves_the_ranks_ready_too(tmp_path: Path) -> None:
+    assert team(2, cannot_write, tmp_path / "run", spec("none", epochs=1)) == [[0, 1], [0, 1]]
 
 
 def test_workers_and_ranks_are_one_too_many(tmp_path: Path) -> None:

@@ -162,7 +162,8 @@ class Run:
             self.record(epoch, reading, validation)
             self.checkpoint(last=epoch == self.budget.epochs or self.story.over)
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
-        return self.result()
+        result = self.result()
+        return self.ranks.from_main(lambda: result)
 
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
@@ -256,7 +257,8 @@ class Run:
             state |= {"best": self.best, **self.learner.state()}
         if self.ranks.main:
             save_checkpoint(self.folder, state)
-            remove_shards(self.folder, but=state.get("shards"))
+            if self.ranks.sharded:
+                remove_shards(self.folder, but=state["shards"])
         self.last_saved = time.perf_counter()
 
     def resume(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,17 +19,21 @@ class Objective(nn.Module):
     """A model and its training loss in one: (inputs, targets) → a scalar.
 
     DDP follows what a module gives back. It must see both passes of a comparison at once, and penalties too.
+
+    loss: a method, of whoever has the model.
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.network = network
-        self.loss = loss
+        self.loss = weakref.WeakMethod(loss)  # whoever has the method has this module: both shall go at once
         # DDP, told that parameters may go unused, complains where none does.
         self.unused = nn.Parameter(torch.zeros((), device=next(network.parameters()).device))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(inputs, targets)
+        loss = self.loss()
+        assert loss is not None
+        return loss(inputs, targets)
 
 
 def connect(objective: Objective, ranks: Ranks, device: torch.device) -> nn.Module:

@@ -17,7 +17,7 @@ from attemper.training.spec import RunSpec
 
 __all__ = ["load_shards", "refuse_sharded", "remove_shards", "save_shards"]
 
-PREFIX = "shards-"
+PREFIX = "checkpoint-shards-"
 
 
 def refuse_sharded(spec: RunSpec, probe_every: int | None) -> None:
@@ -67,8 +67,8 @@ def load_shards(folder: Path, name: str, learner: Learner, best: Mapping[str, Te
     return {key: read[f"best/{key}"] for key in best}
 
 
-def remove_shards(folder: Path, but: str | None) -> None:
-    """Remove the shards that no checkpoint names any more."""
+def remove_shards(folder: Path, but: str) -> None:
+    """Remove the shards that the checkpoint does not name any more."""
     for found in folder.glob(f"{PREFIX}*"):
         if found.name != but:
             shutil.rmtree(found, ignore_errors=True)
