@@ -72,12 +72,11 @@ def compare(
     ranks = current()
     view = view or SilentView()
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
-    engine = engine or Training()
     if not ranks.main:
-        return follow(engine, plan.task, root, ranks)
-    study = Study(
-        folder, plan, root, engine=engine if ranks.alone else Together(engine, ranks), change_plan=change_plan
-    )
+        return follow(engine or Training(), plan.task, root, ranks)
+    study = Study(folder, plan, root, engine=engine, change_plan=change_plan)
+    if not ranks.alone:
+        study.engine = Together(study.engine, ranks)
     for note in plan.notes:
         view.note(note)
     try:
