@@ -137,8 +137,9 @@ class MlpPenaltyAction(Action):
         if state_of(module).original in (nn.Linear, nn.Conv2d):  # nothing is inside of this action but the plain layer
             bias = cast("Tensor | None", module.bias)
             record = replace(record, output=to_tokens(out, self.layout), bias=bias)
-        for component, term in cast(Penalty, self.method).mlp_terms(self.which, record, self.place).items():
-            self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term))
+        method = cast(Penalty, self.method)
+        for component, term in method.mlp_terms(self.which, record, self.place).items():
+            self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, method.sums))
         return out
 
 

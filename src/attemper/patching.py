@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Entry:
     method: str
     component: str
     value: Tensor
+    sums: bool = False
+    """Whether the value is a sum over samples; otherwise it is a mean."""
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Control:
     left_alone: dict[str, str]
     auto_penalty: bool = False
     loss_scale: float | Callable[[], float] = 1.0
+    batch_share: float = 1.0
+    """The part of the whole batch that this process sees."""
     when: When = "training"
     muted: bool = False
     """While True, penalties do not count: the second pass of a comparison."""
@@ -71,6 +75,8 @@ class Control:
         """
         if self.muted:
             return
+        if entry.sums and self.batch_share != 1:
+            entry = replace(entry, value=entry.value / self.batch_share)
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             self.ledger.append(entry)
         elif torch._C._autograd._top_saved_tensors_default_hooks(False) is None:

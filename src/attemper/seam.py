@@ -327,8 +327,9 @@ class Doors(TorchFunctionMode):
         outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
         record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs)
         for method in self.penalties:
+            sums = cast(Penalty, method).sums
             for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
-                action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term))
+                action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term, sums))
 
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)

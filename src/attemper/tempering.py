@@ -178,19 +178,25 @@ class Tempered:
 
     # ----------------------------------------------------------------------------------------------------- the loss
     def loss(
-        self, forward: Callable[[], Any], criterion: Callable[[Any], Tensor], counted: Tensor | None = None
+        self,
+        forward: Callable[[], Any],
+        criterion: Callable[[Any], Tensor],
+        counted: Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
         """The training loss: the task's own, the penalties, and the comparison of two passes if the recipe has one.
 
         forward: runs the model and returns its output: a tensor, a dict with "logits", or a Transformers output.
         criterion: turns that output into a scalar.
         counted: for logits (B, N, classes) of sequences, boolean (B, N): False at padding, which is not compared.
+        weight: a factor of the loss and of the comparison, but not of the penalties: where several processes share a
+            batch, and one has more predictions that count than another.
         """
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
         first = forward()
         if comparison is None or comparison.strength == 0 or not self.model.training:
-            return self._with_penalty(criterion(first))
-        penalised = self._with_penalty(criterion(first) / 2)
+            return self._with_penalty(_weighted(criterion(first), weight))
+        penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
         self.control.muted = True
         try:
             with frozen_batch_norm(self.model):
@@ -198,7 +204,7 @@ class Tempered:
         finally:
             self.control.muted = False
         divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
-        return penalised + criterion(second) / 2 + comparison.strength * divergence
+        return penalised + _weighted(criterion(second) / 2 + comparison.strength * divergence, weight)
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
         return loss + self.penalty() if self.control.ledger else loss
@@ -229,6 +235,21 @@ class Tempered:
     @loss_scale.setter
     def loss_scale(self, scale: float | Callable[[], float]) -> None:
         self.control.loss_scale = scale
+
+    @property
+    def batch_share(self) -> float:
+        """Where several processes share a batch: the part of it that this one sees, 1/4 for one of four alike.
+
+        Penalties that are sums over the samples are divided by it, so that the mean over the processes, each weighted
+        with its share, is the penalty of the whole batch. Those that are means need nothing.
+        """
+        return self.control.batch_share
+
+    @batch_share.setter
+    def batch_share(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ParameterError(f"batch_share must be above 0 and at most 1; got {share!r}")
+        self.control.batch_share = share
 
     # ----------------------------------------------------------------------------------------------- rates, on and off
     def set_rate(self, rate: float, method: str | None = None) -> None:
@@ -348,6 +369,10 @@ class Tempered:
 
     def __repr__(self) -> str:
         return f"<Tempered {type(self.model).__name__}: {describe(self.methods)}>"
+
+
+def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
+    return loss if weight is None else weight * loss
 
 
 def _fitting(counted: Tensor | None, logits: Tensor) -> tuple[Tensor, ...]:

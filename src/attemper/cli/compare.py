@@ -6,17 +6,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from attemper.cli.options import Change, Costs, Data, Json, Number, Numbers, Suites, Text, Texts, Trackers, Writable
+from attemper.cli.options import (
+    Change,
+    Costs,
+    Data,
+    Json,
+    Number,
+    Numbers,
+    Parallel,
+    Suites,
+    Text,
+    Texts,
+    Trackers,
+    Writable,
+)
 from attemper.cli.show import command_line, console, print_json, show_summary
 from attemper.cli.where import Where
 from attemper.evaluation.suites import split_suites
 from attemper.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
 from attemper.study.errors import FolderError
 from attemper.study.settings import Settings
+from attemper.training.ranks import joined
 
 __all__ = ["Compare", "carry_out", "folder_of", "write_report"]
 
@@ -41,6 +55,7 @@ class Compare:
       attemper compare plan.yaml --folder runs/mine --workers 4 --track tensorboard
       attemper compare plan.yaml --executor ray --per-run "cpus=4,gpus=0.5"
       attemper compare --evaluate robustness,calibration
+      torchrun --nproc-per-node 4 -m attemper compare plan.yaml
     """
 
     plan: File = None
@@ -71,6 +86,7 @@ class Compare:
     where: Where = field(default_factory=Where)
     no_costs: Costs = False
     change_plan: Change = False
+    parallel: Parallel = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -86,6 +102,7 @@ class Compare:
             change_plan=self.change_plan,
             json=self.json,
             settings=settings,
+            parallel=self.parallel,
         )
 
     def changed(self, given: Mapping[str, Any]) -> Plan:
@@ -123,28 +140,32 @@ def carry_out(
     change_plan: bool,
     json: bool,
     settings: Settings | None = None,
+    parallel: Literal["ddp", "fsdp"] | None = None,
 ) -> int:
     """Run a plan with a view on the terminal, then show the table and write the page; 1 if runs are missing.
 
     settings: how runs are watched; none: as the folder remembers it.
+    parallel: under a launcher, how its processes share a run.
     """
-    screen = console(json=json)
-    summary = compare(
-        plan,
-        folder,
-        executor=where.make(),
-        root=data,
-        view=make_view(screen),
-        costs=costs,
-        change_plan=change_plan,
-        command=command_line(words),
-        settings=settings,
-        attempts=where.attempts,
-    )
-    report = write_report(summary, folder / "report.html")
-    show_summary(screen, summary, report)
-    if json:
-        print_json(summary)
+    with joined(parallel) as ranks:
+        screen = console(json=json, quiet=not ranks.main)
+        summary = compare(
+            plan,
+            folder,
+            executor=where.make(),
+            root=data,
+            view=make_view(screen),
+            costs=costs,
+            change_plan=change_plan,
+            command=command_line(words),
+            settings=settings,
+            attempts=where.attempts,
+        )
+        if ranks.main:
+            report = write_report(summary, folder / "report.html")
+            show_summary(screen, summary, report)
+            if json:
+                print_json(summary)
     return 0 if summary["complete"] else 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,6 +15,7 @@ __all__ = [
     "Json",
     "Number",
     "Numbers",
+    "Parallel",
     "Suites",
     "Text",
     "Texts",
@@ -44,6 +45,14 @@ Data = Annotated[
     tyro.conf.arg(
         metavar="PATH",
         help="Where data sets lie on this machine; otherwise the variable ATTEMPER_DATA says it, else it is ./data.",
+        help_behavior_hint="",
+    ),
+]
+Parallel = Annotated[
+    Literal["ddp", "fsdp"] | None,
+    tyro.conf.arg(
+        help="Under torchrun or accelerate launch: ddp, the whole model in every process, or fsdp, a part in each; "
+        "otherwise ddp.",
         help_behavior_hint="",
     ),
 ]

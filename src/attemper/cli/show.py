@@ -15,9 +15,12 @@ from rich.text import Text
 __all__ = ["command_line", "console", "print_json", "say", "show_summary"]
 
 
-def console(*, json: bool = False) -> Console:
-    """Where people read: standard output, or standard error where standard output is for a script."""
-    return Console(stderr=json, highlight=False)
+def console(*, json: bool = False, quiet: bool = False) -> Console:
+    """Where people read: standard output, or standard error where standard output is for a script.
+
+    quiet: nowhere, as in all processes but one of those that train together.
+    """
+    return Console(stderr=json, highlight=False, quiet=quiet)
 
 
 def say(where: Console, *lines: str) -> None:

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attemper.cli.evaluate import show_evaluation
-from attemper.cli.options import Data, Json, Number, Suites, Text, Trackers, Writable
+from attemper.cli.options import Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
 from attemper.cli.show import console, print_json, say
 from attemper.errors import ParameterError
 from attemper.evaluation.suites import parse_suites
 from attemper.recipe import as_methods, render
 from attemper.tracking import Follower, check_trackers, follow
 from attemper.training.spec import Budget, RunSpec
+
+if TYPE_CHECKING:
+    from attemper.training.ranks import Ranks
 
 __all__ = ["Train"]
 
@@ -35,6 +38,7 @@ class Train:
       attemper train
       attemper train --recipe "dropkey(0.1) + cb" --seed 3 --epochs 30
       attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one --track tensorboard
+      torchrun --nproc-per-node 4 -m attemper train --task cifar10 --model vit-small --batch-size 512
     """
 
     task: str = "digits"
@@ -55,14 +59,22 @@ class Train:
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    parallel: Parallel = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.training import joined
+
+        with joined(self.parallel) as ranks:
+            self._train(ranks)
+        return 0
+
+    def _train(self, ranks: Ranks) -> None:
         from attemper.study.files import translated, write_whole
         from attemper.tasks import open_task
         from attemper.training import check_run, run
 
-        where = console(json=self.json)
+        where = console(json=self.json, quiet=not ranks.main)
         check_trackers(self.track)
         if self.track and self.folder is None:
             raise ParameterError(f"--track {' '.join(self.track)} needs a place for its files: give a --folder.")
@@ -73,7 +85,7 @@ class Train:
             task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
         )
         check_run(spec, task)
-        if self.folder is not None:
+        if self.folder is not None and ranks.main:
             with translated(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
         columns = (
@@ -86,12 +98,14 @@ class Train:
             line = bar.add_task(recipe, total=1.0, told="")
 
             def progress(event: dict[str, Any]) -> None:
+                if "warning" in event:
+                    say(where, f"note: {event['warning']}")
                 done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
                 bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
 
                 follower.progress(event)
 
-            with self._follow(spec, spec.key(task.fingerprint), where) as follower:
+            with self._follow(spec, spec.key(task.fingerprint), where, ranks) as follower:
                 result = run(
                     spec,
                     task,
@@ -101,17 +115,18 @@ class Train:
                     probe_every=self.probe_every,
                 )
                 follower.result(result)
+        if not ranks.main:
+            return
         if self.folder is not None:
             path = self.folder / "result.json"
             with translated(path):
                 write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)
-        return 0
 
-    def _follow(self, spec: RunSpec, key: str, where: Any) -> AbstractContextManager[Follower]:
+    def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
         folder = self.folder or Path()
         return follow(
-            self.track,
+            self.track if ranks.main else (),
             spec,
             key=key,
             project=folder.absolute().name,

@@ -207,6 +207,10 @@ class ExplicitDropout(Method, Penalty):
         """Whether Q and K are taken over all heads at once."""
         return self.heads == "joint" or self.reduction == "authors"
 
+    @property
+    def sums(self) -> bool:
+        return self.reduction != "mean"
+
     def wants_attention(self, place: Place) -> bool:
         return any(self.strength(component, place) for component in ("q", "k", "v", "av"))
 

@@ -152,6 +152,11 @@ class LayerRecord:
 class Penalty:
     """Adds to the loss; acts in training."""
 
+    @property
+    def sums(self) -> bool:
+        """Whether its terms are sums over the samples of a batch; otherwise they are means."""
+        return False
+
     def wants_attention(self, place: Place) -> bool:
         """Whether attention here adds anything."""
         raise NotImplementedError

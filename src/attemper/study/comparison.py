@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from attemper.study.costs import measure_costs
-from attemper.study.engine import Engine
+from attemper.study.engine import Engine, Training
 from attemper.study.executor import Executor, stopped, work
 from attemper.study.export import to_csv, to_markdown
 from attemper.study.files import translated, write_whole
 from attemper.study.live import SilentView, View
 from attemper.study.plan import Plan
-from attemper.study.settings import Settings
+from attemper.study.settings import Settings, read_settings
 from attemper.study.study import ATTEMPTS, Study
 from attemper.study.summary import Summary, summarise
+from attemper.study.together import Together, dismiss, follow, work_together
+from attemper.training.ranks import current
 
 __all__ = ["DEFAULT_PLAN", "compare"]
 
@@ -72,18 +74,27 @@ def compare(
     attempts: after so many that went wrong, a run is given up; none: 3.
 
     A plan or folder that cannot work is refused before anything is written. Runs that kept failing leave the summary
-    incomplete, and are named in its notes.
+    incomplete, and are named in its notes. Inside of `attemper.training.joined`, all ranks train every run together.
     """
+    ranks = current()
     view = view or SilentView()
     plan = plan if isinstance(plan, Plan) else Plan.from_dict(plan)
+    if not ranks.main:
+        watched = settings or read_settings(Path(folder))
+        return follow(engine or Training(watched.probe_every), plan.task, root, ranks)
     study = Study(
         folder, plan, root, engine=engine, settings=settings, change_plan=change_plan, attempts=attempts or ATTEMPTS
     )
+    if not ranks.alone:
+        study.engine = Together(study.engine, ranks)
     for note in plan.notes:
         view.note(note)
     try:
         study.check()
-        work(study, workers=workers, view=view, executor=executor)
+        if ranks.alone:
+            work(study, workers=workers, view=view, executor=executor)
+        else:
+            work_together(study, view, workers=workers, executor=executor)
         if costs:
             view.note("measuring what a training step costs with each recipe")
             measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])
@@ -93,7 +104,7 @@ def compare(
         view.close()
     summary = summarise(study, command=command)
     write_summary(summary, study.folder)
-    return summary
+    return dismiss(ranks, summary)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

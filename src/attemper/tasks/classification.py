@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from attemper.outputs import logits_of
 from attemper.tasks.augment import Augment, parse_augmentation
 from attemper.tasks.source import Source
 
-__all__ = ["Classification", "Details", "Metrics"]
+__all__ = ["Classification", "Details", "Metrics", "averages"]
 
 Metrics = dict[str, float | None]
 """Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""
@@ -24,6 +24,14 @@ Details = dict[str, Any]
 BATCH = 512
 MOST_DETAILED = 20
 """Classes up to which a confusion matrix can be read on a page."""
+
+Measure = TypeVar("Measure", bound=Callable[..., Metrics])
+
+
+def averages(measure: Measure) -> Measure:
+    """Marks a `measure` whose metrics are means over samples, so that several processes can each do a part of it."""
+    measure.averages = True  # type: ignore[attr-defined]
+    return measure
 
 
 class Classification:
@@ -53,6 +61,7 @@ class Classification:
         labels = targets if targets.dim() == 1 else targets.argmax(-1)
         return (logits.argmax(-1) == labels).double().mean()
 
+    @averages
     def measure(self, model: nn.Module, source: Source) -> Metrics:
         """Accuracy and mean cross-entropy of a model in eval mode on a set of samples."""
         device = next(model.parameters()).device

@@ -4,6 +4,19 @@ from attemper.training.check import check_run
 from attemper.training.checkpoint import CHECKPOINT, StorageError
 from attemper.training.cost import Cost, step_costs
 from attemper.training.loop import Progress, run
+from attemper.training.ranks import RankError, joined
 from attemper.training.spec import Budget, RunSpec
 
-__all__ = ["CHECKPOINT", "Budget", "Cost", "Progress", "RunSpec", "StorageError", "check_run", "run", "step_costs"]
+__all__ = [
+    "CHECKPOINT",
+    "Budget",
+    "Cost",
+    "Progress",
+    "RankError",
+    "RunSpec",
+    "StorageError",
+    "check_run",
+    "joined",
+    "run",
+    "step_costs",
+]

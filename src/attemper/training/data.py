@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from attemper.tasks.augment import seed_of_batch
+from attemper.errors import ParameterError
+from attemper.tasks.augment import Augmentation, seed_of_batch
 from attemper.tasks.base import Task
 from attemper.tasks.seeds import generator
 from attemper.tasks.source import Source
+from attemper.training.ranks import ALONE, Ranks
 from attemper.training.spec import RunSpec
 
 __all__ = ["RunData"]
@@ -22,10 +24,11 @@ MEASURED = 2000
 class RunData:
     """Training and validation part of a task under one seed, on a device.
 
-    An epoch has whole batches only. What is left over of its order is dropped, another part in every epoch.
+    An epoch has whole batches only. What is left over of its order is dropped, another part in every epoch. Several
+    ranks share every batch: which samples it has, and how they are augmented, does not depend on how many there are.
     """
 
-    def __init__(self, spec: RunSpec, task: Task, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, task: Task, device: torch.device, ranks: Ranks = ALONE) -> None:
         budget = spec.budget
         self.seed = spec.seed
         self.task = task
@@ -33,6 +36,14 @@ class RunData:
         train, validation = task.split(spec.seed, budget.validation)
         self.train, self.validation = train.to(device), validation.to(device)
         self.batch_size = min(budget.batch_size, len(train))
+        if self.batch_size < ranks.size:
+            raise ParameterError(
+                f"A batch has {self.batch_size} samples, and {ranks.size} processes share it; each needs at least one. "
+                "Give a larger batch_size, or start fewer processes."
+            )
+        self.part = ranks.part(self.batch_size)
+        """This rank's samples of every batch."""
+        self.share = (self.part.stop - self.part.start) / self.batch_size
         whole = len(train) // self.batch_size
         self.accumulate = min(budget.accumulate, whole)
         """Batches per optimiser step."""
@@ -44,17 +55,22 @@ class RunData:
         return self.batches_per_epoch * self.batch_size
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch, counted from 1, as the model takes them."""
+        """This rank's part of the batches of an epoch, counted from 1, as the model takes them."""
         order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
-        stored = self.train.batches(order[: self.images_per_epoch], self.batch_size)
+        order = order[: self.images_per_epoch].view(-1, self.batch_size)
+        part = self.part
+        if self.augmentation == Augmentation():  # nothing is drawn for a batch as a whole: read no more than one's own
+            order, part = order[:, part], slice(None)
+        stored = self.train.batches(order.flatten(), order.shape[1])
         for batch, (images, targets) in enumerate(stored):
-            yield self.augmentation(
+            inputs, aims = self.augmentation(
                 images,
                 targets,
                 classes=self.task.shape.classes,
                 to_input=self.task.to_input,
                 seed=seed_of_batch(self.seed, epoch, batch),
             )
+            yield inputs[part], aims[part]
 
     def measured_train(self) -> Source:
         """The training images that the generalisation gap is measured on."""

@@ -22,8 +22,9 @@ WARM_UP = 3
 
 
 def can_capture(learner: Learner, data: RunData) -> bool:
-    """Whether a graph can serve: on a GPU, every batch of the same shape, every batch a step of the optimiser."""
-    return learner.device.type == "cuda" and data.train.in_memory and data.accumulate == 1
+    """Whether a graph can serve: on one GPU, every batch of the same shape, every batch a step of the optimiser."""
+    on_one_gpu = learner.device.type == "cuda" and learner.ranks.alone
+    return on_one_gpu and data.train.in_memory and data.accumulate == 1
 
 
 def fastest(learner: Learner, data: RunData, warn: Callable[[str], None] = lambda text: None) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from attemper.outputs import counted_in, logits_of
 from attemper.tasks.base import Task
 from attemper.tasks.seeds import derive, drawing_from
 from attemper.training.meter import Meter
+from attemper.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
+from attemper.training.ranks import ALONE, Ranks
 from attemper.training.spec import Budget, RunSpec
 
 __all__ = ["Average", "Learner"]
@@ -24,26 +26,35 @@ class Learner:
     """One model under one recipe.
 
     The initial weights are a function of the seed: the same for every recipe, and on every device.
+
+    accumulate: batches per step of the optimiser.
+    ranks: who shares the work. share: the part of every batch that this rank sees.
     """
 
-    def __init__(self, spec: RunSpec, task: Task, device: torch.device, accumulate: int = 1) -> None:
-        from accelerate import Accelerator  # type: ignore[import-untyped]
-
+    def __init__(
+        self,
+        spec: RunSpec,
+        task: Task,
+        device: torch.device,
+        accumulate: int = 1,
+        ranks: Ranks = ALONE,
+        share: float = 1.0,
+    ) -> None:
         self.budget = spec.budget
         self.task = task
         self.device = device
+        self.ranks = ranks
+        self.share = share
         with drawing_from(derive(spec.seed, "weights")):
-            self.model = build_model(spec.model, task.shape)
+            self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
             self.tempered = attemper.apply(self.model, spec.recipe)
+        self.tempered.batch_share = share
         self.model.to(device)
-        self.accelerator = Accelerator(
-            mixed_precision="no",  # the budget decides, run by run; accelerate would decide once per process
-            device_placement=False,
-        )
-        runnable = torch.compile(self.model) if self.budget.compile else self.model
-        self.runnable, self.optimizer = self.accelerator.prepare(
-            runnable, make_optimizer(self.model, self.budget, device)
-        )
+        if ranks.sharded:
+            shard(self.model, ranks, device)
+        self.optimizer = make_optimizer(self.model, self.budget, device, graphs=ranks.alone)
+        self.network: nn.Module = cast(nn.Module, torch.compile(self.model)) if self.budget.compile else self.model
+        self.objective = connect(Objective(self.network, self.loss), ranks, device)
         self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
         self.meter = Meter(self.budget.loss_bound, device)
         self.accumulate = accumulate
@@ -53,19 +64,21 @@ class Learner:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
 
-        inputs: what the model takes. targets: what the task's loss takes.
+        inputs: what the model takes. targets: what the task's loss takes. Both are this rank's part of the batch; its
+        loss counts by its share, so that the mean of the gradients is the gradient of the whole batch.
         """
         self.waiting += 1
         complete = self.waiting == self.accumulate
-        with contextlib.nullcontext() if complete else self.accelerator.no_sync(self.runnable):
-            self.accelerator.backward(self.loss(inputs, targets) / self.accumulate)
+        with contextlib.nullcontext() if complete else without_sync(self.objective, self.model):
+            loss: Tensor = self.objective(inputs, targets)
+            (loss * (self.share * self.ranks.size / self.accumulate)).backward()
         if complete:
             self.update()
 
     def update(self) -> None:
         """Let the optimiser take its step with the gradients that have come together."""
         if self.budget.clip is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.budget.clip)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.budget.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
@@ -81,6 +94,8 @@ class Learner:
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The training loss with all that the recipe adds to it; the meter counts it."""
         seen: list[tuple[Tensor, Tensor]] = []
+        counted = counted_in(targets)
+        weight = self.weight(counted)
 
         def criterion(out: Any) -> Tensor:
             loss, logits = self.criterion(out, targets)
@@ -88,10 +103,22 @@ class Learner:
             return loss
 
         with self.autocast():
-            total = self.tempered.loss(lambda: self.runnable(inputs), criterion, counted_in(targets))
+            total = self.tempered.loss(lambda: self.network(inputs), criterion, counted, weight)
         losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
-        self.meter.update(total.detach(), losses.mean(), self.task.right(seen[0][1], targets))
+        means = losses.mean(), self.task.right(seen[0][1], targets)
+        loss, right = means if weight is None else (weight * mean for mean in means)
+        self.meter.update(*self.ranks.mean((total.detach(), loss, right), self.share))
         return total
+
+    def weight(self, counted: Tensor | None) -> Tensor | None:
+        """What a loss must be multiplied with that is a mean over what counts in a batch, and not over its samples.
+
+        counted: boolean, which predictions count; none: all. A rank whose samples have more of them counts for more.
+        """
+        if counted is None or self.ranks.alone:
+            return None
+        here = counted.sum().float()
+        return here / self.ranks.sum(here) / self.share
 
     def criterion(self, out: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The task's own loss of an output, and the logits in it."""
@@ -120,10 +147,19 @@ class Learner:
         finally:
             self.model.train()
 
+    def settle(self) -> None:
+        """Give every rank the running statistics of the main one; parameters are equal without that."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        own = {id(buffer) for norm in norms for buffer in norm.buffers()}
+        self.ranks.overwrite([buffer for buffer in self.model.buffers() if id(buffer) in own])
+        if self.average is not None:
+            pairs = zip(self.average.live, self.average.values, strict=True)
+            self.ranks.overwrite([value for live, value in pairs if id(live) in own])
+
     def weights(self) -> dict[str, Tensor]:
-        """A copy of what is evaluated, on the CPU."""
+        """A copy of what is evaluated; of a sharded model, this rank's part."""
         with self.evaluating() as model:
-            return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            return {name: copy_of(value) for name, value in model.state_dict().items()}
 
     def state(self) -> dict[str, Any]:
         """Everything that later steps depend on, except random states."""
@@ -138,15 +174,20 @@ class Learner:
             self.average.load(state["average"])
 
 
-def make_optimizer(model: nn.Module, budget: Budget, device: torch.device) -> torch.optim.Optimizer:
-    """Adam with L2 or AdamW, in one fused kernel. On a GPU the rate is a tensor, which a CUDA graph can read."""
+def make_optimizer(
+    model: nn.Module, budget: Budget, device: torch.device, *, graphs: bool = True
+) -> torch.optim.Optimizer:
+    """Adam with L2 or AdamW, in one fused kernel.
+
+    graphs: whether a CUDA graph may hold its steps; on a GPU the rate then is a tensor, which a graph can read.
+    """
     kind: Callable[..., torch.optim.Optimizer] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
         budget.optimizer
     ]
-    on_gpu = device.type == "cuda"
-    rate = torch.tensor(budget.lr, device=device) if on_gpu else budget.lr
+    captured = graphs and device.type == "cuda"
+    rate = torch.tensor(budget.lr, device=device) if captured else budget.lr
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return kind(parameters, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=on_gpu)
+    return kind(parameters, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=captured)
 
 
 class Average:

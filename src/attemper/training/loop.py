@@ -12,17 +12,28 @@ from typing import Any
 import torch
 
 import attemper
+from attemper.errors import ParameterError
 from attemper.probes.recording import IMAGES, Recorder
 from attemper.tasks.base import Task
 from attemper.tasks.source import Source
-from attemper.training.checkpoint import DamagedError, load_checkpoint, make_ready, save_checkpoint, set_aside
+from attemper.training.checkpoint import (
+    DamagedError,
+    StorageError,
+    load_checkpoint,
+    make_ready,
+    save_checkpoint,
+    set_aside,
+)
 from attemper.training.data import RunData
 from attemper.training.evaluate import Metrics, detail, evaluate, finite
 from attemper.training.graph import Step, fastest
 from attemper.training.learner import Learner
 from attemper.training.meter import Reading
+from attemper.training.parallel import whole
 from attemper.training.randomness import borrowed, random_state, seed_everything, set_random_state
+from attemper.training.ranks import ALONE, Ranks, current
 from attemper.training.schedule import learning_rate
+from attemper.training.shards import load_shards, refuse_sharded, remove_shards, save_shards
 from attemper.training.spec import FORMAT, RunSpec
 from attemper.training.weights import save_weights
 
@@ -32,6 +43,9 @@ Progress = Callable[[dict[str, Any]], None]
 
 REPORT_EVERY = 0.25
 """Seconds between two events inside of an epoch."""
+
+REPORT_BATCHES = 20
+"""Batches between two events where several ranks train together."""
 
 CHECKPOINT_EVERY = 2.0
 """Seconds between two checkpoints, so that short epochs are not spent on writing. The last epoch always has one."""
@@ -46,7 +60,7 @@ def run(
     device: torch.device | str | None = None,
     probe_every: int | None = None,
 ) -> dict[str, Any]:
-    """Train one model under one recipe and one seed, and measure it.
+    """Train one model under one recipe and one seed, and measure it. Inside of `joined`, all ranks do so together.
 
     The epoch is chosen on validation, the earliest of the best. The test set is opened once, after training has ended,
     for the weights of that epoch. A training that diverges is a result, not an error.
@@ -58,13 +72,27 @@ def run(
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
     """
+    ranks = current()
     with borrowed():
-        return Run(spec, task, folder, progress, choose_device(device), probe_every).finish()
+        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks).finish()
 
 
-def choose_device(device: torch.device | str | None) -> torch.device:
-    """What was asked for, else a GPU where there is one, else the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def choose_device(device: torch.device | str | None, ranks: Ranks = ALONE) -> torch.device:
+    """What was asked for, else a GPU where there is one, else the CPU. Of several ranks, each has a GPU of its own."""
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if ranks.alone or chosen.type != "cuda":
+        return chosen
+    if chosen.index is not None:
+        raise ParameterError(
+            f"device is '{chosen}', and {ranks.size} processes share a run; 'cuda' gives each its own."
+        )
+    if ranks.local >= torch.cuda.device_count():
+        raise ParameterError(
+            f"Process {ranks.local} of this machine has no GPU: there are {torch.cuda.device_count()}. Start as many "
+            "processes as there are GPUs, or give --device cpu."
+        )
+    torch.cuda.set_device(ranks.local)
+    return torch.device("cuda", ranks.local)
 
 
 @dataclasses.dataclass
@@ -98,19 +126,24 @@ class Run:
         progress: Progress | None,
         device: torch.device,
         probe_every: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.begun = self.last_saved = self.last_report = time.perf_counter()
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
-        self.tell = progress or (lambda event: None)
+        self.ranks = ranks
+        self.tell = progress if progress and ranks.main else (lambda event: None)
         self.key = spec.key(task.fingerprint)
-        self.data = RunData(spec, task, device)
-        self.learner = Learner(spec, task, device, self.data.accumulate)
-        self.recorder = None if probe_every is None else self.make_recorder(probe_every)
+        ranks.check_same("run or other data", self.key)
+        if ranks.sharded:
+            refuse_sharded(spec, probe_every)
+        self.data = RunData(spec, task, device, ranks)
+        self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
+        self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
         self.story = Story()
         self.best = self.learner.weights()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seed_everything(spec.seed)
+        seed_everything(spec.seed, *([ranks.rank] if ranks.rank else []))
 
     # ------------------------------------------------------------------------------------------------------- the loop
     def finish(self) -> dict[str, Any]:
@@ -124,11 +157,13 @@ class Run:
             reading = self.train(epoch, learn)
             if self.story.over:
                 break
+            self.learner.settle()
             validation = evaluate(self.learner, self.task, self.data.validation)
             self.record(epoch, reading, validation)
             self.checkpoint(last=epoch == self.budget.epochs or self.story.over)
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
-        return self.result()
+        result = self.result()
+        return self.ranks.from_main(lambda: result)
 
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
@@ -139,7 +174,7 @@ class Run:
             learn(inputs, targets)
             if self.recorder is not None and batch % self.data.accumulate == 0:
                 self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
-            if time.perf_counter() - self.last_report > REPORT_EVERY:
+            if self.time_to_look(batch):
                 reading = self.learner.meter.read()
                 self.report(epoch, batch, reading.loss)
                 if reading.bad_batch is not None:
@@ -150,6 +185,12 @@ class Run:
             self.story.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
         self.story.training_seconds += time.perf_counter() - begun
         return reading
+
+    def time_to_look(self, batch: int) -> bool:
+        """Whether to read the meter. By clocks of their own, several ranks would leave an epoch at different steps."""
+        if self.ranks.alone:
+            return time.perf_counter() - self.last_report > REPORT_EVERY
+        return batch % REPORT_BATCHES == 0
 
     def make_recorder(self, every: int) -> Recorder:
         held = len(self.data.validation)
@@ -206,32 +247,75 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------- interruptions
     def checkpoint(self, last: bool) -> None:
-        """Write everything that the rest of the run depends on, if it is time."""
-        if self.folder is None or not (last or time.perf_counter() - self.last_saved > CHECKPOINT_EVERY):
+        """Write everything that the rest of the run depends on, if it is time; the main rank's clock counts."""
+        due = self.ranks.from_main(lambda: last or time.perf_counter() - self.last_saved > CHECKPOINT_EVERY)
+        if self.folder is None or not due:
             return
         story = dataclasses.asdict(self.story) | {"seconds": self.seconds()}
-        state = {"key": self.key, "story": story, "best": self.best, "random": random_state(), **self.learner.state()}
-        save_checkpoint(self.folder, state)
+        state: dict[str, Any] = {"key": self.key, "story": story, "random": self.ranks.gather(random_state())}
+        if self.ranks.sharded:
+            state["shards"] = save_shards(self.folder, self.story.epoch, self.learner, self.best)
+        else:
+            state |= {"best": self.best, **self.learner.state()}
+        if self.ranks.main:
+            save_checkpoint(self.folder, state)
+            if self.ranks.sharded:
+                remove_shards(self.folder, but=state["shards"])
         self.last_saved = time.perf_counter()
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one; one that is damaged or another run's is set aside."""
         if self.folder is None:
             return
-        make_ready(self.folder)
+        folder = self.folder
         try:
-            state = load_checkpoint(self.folder)
+            state = self.ranks.from_main(lambda: self.read_checkpoint(folder))
+            if isinstance(state, DamagedError):
+                raise state
             if state is None:
                 return
-            if state.get("key") != self.key:
-                raise DamagedError(f"The checkpoint in '{self.folder}' belongs to another run")
-            self.learner.load_state(state)
+            if self.ranks.sharded:
+                state["best"] = load_shards(folder, state["shards"], self.learner, self.best)
+            else:
+                self.learner.load_state(state)
         except DamagedError as error:
-            aside = set_aside(self.folder)
+            aside = self.ranks.from_main(lambda: set_aside(folder))
             self.warn(f"{error}; it is now '{aside.name}', and the run starts again.")
             return
         self.story, self.best = Story(**state["story"]), state["best"]
-        set_random_state(state["random"])
+        self.resume_random(state["random"])
+
+    def read_checkpoint(self, folder: Path) -> dict[str, Any] | DamagedError | None:
+        """The run's own checkpoint, none, or what is wrong with it."""
+        make_ready(folder)
+        try:
+            state = load_checkpoint(folder)
+        except DamagedError as error:
+            return error
+        if state is None:
+            return None
+        if state.get("key") != self.key or not isinstance(state["random"], list):
+            return DamagedError(
+                f"The checkpoint in '{folder}' belongs to another run, or to another version of Attemper"
+            )
+        if ("shards" in state) != self.ranks.sharded:
+            kind, other = ("fsdp", "ddp") if "shards" in state else ("ddp", "fsdp")
+            raise StorageError(
+                f"The checkpoint in '{folder}' was written with --parallel {kind}, and cannot be read with {other}. "
+                f"Go on with --parallel {kind}, or in another folder."
+            )
+        return state
+
+    def resume_random(self, states: list[dict[str, Any]]) -> None:
+        """Draw on as each rank would have; as many ranks as before are needed for that."""
+        if len(states) == self.ranks.size:
+            set_random_state(states[self.ranks.rank])
+            return
+        seed_everything(self.spec.seed, self.ranks.rank, self.story.epoch)
+        self.warn(
+            f"The checkpoint was written by {counted(len(states))}, and {counted(self.ranks.size)} go on with it: from "
+            "the same weights and with the same batches, but with other random draws, so not with the same bits."
+        )
 
     def seconds(self) -> float:
         return self.story.seconds + time.perf_counter() - self.begun
@@ -266,11 +350,13 @@ class Run:
             "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),
-            "versions": versions(self.device),
+            "versions": versions(self.device) | self.together(),
             **({"notes": list(notes)} if (notes := getattr(task, "notes", ())) else {}),
         }
         if self.folder is not None:
-            save_weights(self.folder, self.best, self.spec, task.fingerprint)
+            weights = {name: whole(value) for name, value in self.best.items()}
+            if self.ranks.main:
+                save_weights(self.folder, weights, self.spec, task.fingerprint)
         return result if evaluation is None else {**result, "evaluation": evaluation}
 
     def examine(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
@@ -279,12 +365,17 @@ class Run:
             return evaluate(self.learner, self.task, source), None
         from attemper.evaluation.runs import examine
 
-        return examine(self.learner, self.task, source, self.spec, train, self.still_here)
+        return self.ranks.from_main(lambda: examine(self.learner, self.task, source, self.spec, train, self.still_here))
 
     def still_here(self) -> None:
         """Report, if it is time, that the run is under way after its last epoch: whoever listens may stop it."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
             self.report(self.story.epoch, self.data.batches_per_epoch, float("nan"))
+
+    def together(self) -> dict[str, str]:
+        """How many ranks made the result, and how, where there was more than one."""
+        kind = "fsdp" if self.ranks.sharded else "ddp"
+        return {} if self.ranks.alone else {"ranks": f"{self.ranks.size}, {kind}"}
 
     def timing(self) -> dict[str, Any]:
         images = self.story.epoch * self.data.images_per_epoch
@@ -295,6 +386,11 @@ class Run:
             "images_per_second": images / trained if trained else None,
             "peak_memory": torch.cuda.max_memory_allocated(self.device) if gpu else None,
         }
+
+
+def counted(processes: int) -> str:
+    """A number of processes in words."""
+    return "one process" if processes == 1 else f"{processes} processes"
 
 
 def versions(device: torch.device) -> dict[str, str]:

@@ -16,11 +16,14 @@ from attemper.tasks.seeds import derive
 __all__ = ["borrowed", "random_state", "seed_everything", "set_random_state"]
 
 
-def seed_everything(seed: int) -> None:
-    """Start the streams from which stochastic methods, and whatever else a model does by chance, draw."""
-    torch.manual_seed(derive(seed, "methods"))
-    np.random.seed(derive(seed, "numpy") % 2**32)
-    random.seed(derive(seed, "python"))
+def seed_everything(seed: int, *place: int) -> None:
+    """Start the streams from which stochastic methods, and whatever else a model does by chance, draw.
+
+    place: numbers that make them other streams, such as a rank.
+    """
+    torch.manual_seed(derive(seed, "methods", *place))
+    np.random.seed(derive(seed, "numpy", *place) % 2**32)
+    random.seed(derive(seed, "python", *place))
 
 
 def random_state() -> dict[str, Any]:
