@@ -132,7 +132,7 @@ def test_a_folder_with_working_locks_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_in_which_two_can_create_the_same_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = locks.RIVAL.replace("flush=True)\n", "flush=True)\nimport time\ntime.sleep(1)\n")  # comes after us everywhere
+    late = locks.RIVAL.replace("flush=True)\n", "flush=True)\nimport time\ntime.sleep(1)\n")
     monkeypatch.setattr(locks, "RIVAL", late.replace("os.O_EXCL", "0"))  # a file system that forgets it
     study = Study(tmp_path, make_plan(), engine=FakeEngine())
     with pytest.raises(FolderError, match=r"has no working locks: .* created by both.*Choose a folder on a local disk"):
