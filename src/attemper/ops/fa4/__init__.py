@@ -23,7 +23,7 @@ from attemper.ops.stream import Stream, live_threshold
 __all__ = ["attention", "refuse"]
 
 DTYPES = (torch.bfloat16, torch.float16)
-WIDTHS = (32, 64, 96, 128)  # of 8 and of 80 the backward kernel gets dQ wrong, and others have not been checked
+WIDTHS = (32, 64, 96, 128)  # at 8 and at 80 the backward kernel gets dQ wrong; others were not checked
 ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no mask_mod in the backward pass
 VERSION = "4.0.0b36"
 """The one whose kernels are called by their inner functions, which change from version to version."""
