@@ -6,6 +6,8 @@ what is tested is everything round them: words, lanes, methods outside of softma
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,30 +15,49 @@ from torch import Tensor
 import attemper
 from attemper.methods import Blur, DropHead, DropKey
 from attemper.ops import fa4
+from attemper.ops.fa4.library import Source, backward_source, forward_source
 from attemper.ops.fa4.tables import HEADER, call_words, layout_of
 from attemper.ops.perturbation import Perturbation, rescue
-from attemper.ops.stream import column_words, keep_mask, stream_words, threshold
+from attemper.ops.stream import MASK, QUERY_STEP, column_words, keep_mask, mix, stream_words, threshold
 
 
-def weights(q: Tensor, k: Tensor, words: Tensor | None, scale: float, causal: bool) -> Tensor:
+def weights(q: Tensor, k: Tensor, words: Tensor | None, scale: float, causal: bool, source: Source) -> Tensor:
     shape = (*q.shape[:3], k.shape[2])
     logits = (q.double() * scale) @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
     if words is not None:
-        rows = words[layout_of(*shape).rows :][: q.shape[:3].numel()].view(*q.shape[:3], 1)
-        logits = logits.masked_fill(rows * words[HEADER : HEADER + shape[3]] < words[0], -torch.inf)
+        dropped = rows(words, shape, source) * columns(words, shape[3], source) < words[0]
+        logits = logits.masked_fill(dropped, -torch.inf)
     if causal:
         logits = logits.masked_fill(~torch.ones(shape[2:], dtype=torch.bool).tril(), -torch.inf)
     return logits.softmax(-1)
 
 
+def rows(words: Tensor, shape: tuple[int, int, int, int], source: Source) -> Tensor:
+    layout = layout_of(*shape)
+    if source.rows == "table":
+        return words[layout.rows :][: math.prod(shape[:3])].view(*shape[:3], 1)
+    heads = words[layout.heads : layout.rows].long().view(*shape[:2], 1, 1)
+    steps = torch.arange(shape[2]).view(-1, 1) * QUERY_STEP
+    return (mix((heads + steps) & MASK) | 1).to(torch.int32)
+
+
+def columns(words: Tensor, keys: int, source: Source) -> Tensor:
+    if source.columns == "table":
+        return words[HEADER : HEADER + keys]
+    return column_words(words[1].long() & MASK, keys).to(torch.int32)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    out = weights(q, k, *rest) @ v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    words, scale, causal = rest
+    given = weights(q, k, words, scale, causal, forward_source(causal))
+    out = given @ v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     return token_major(out.to(q.dtype)), torch.zeros(q.shape[:3], dtype=torch.int32)
 
 
 def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, *rest: object) -> list[Tensor]:
     words, scale, causal, _ = rest
-    given, group = weights(q, k, words, scale, causal), q.shape[1] // k.shape[1]
+    source, group = backward_source(q.shape[1], k.shape[1], k.shape[2], causal), q.shape[1] // k.shape[1]
+    given = weights(q, k, words, scale, causal, source)
     dweights = dout.double() @ v.double().repeat_interleave(group, 1).mT
     dlogits = given * (dweights - (given * dweights).sum(-1, keepdim=True)) * scale
     dq = dlogits @ k.double().repeat_interleave(group, 1)
@@ -59,7 +80,7 @@ def on_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(heads: int = 4, kv_heads: int = 4, tokens: int = 33, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    return [torch.randn(2, h, tokens, 16, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
+    return [torch.randn(2, h, tokens, 32, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -89,9 +110,9 @@ def test_a_limit_on_the_device_gives_the_same_words() -> None:
     "methods",
     [[DropKey(0.3)], [Blur(), DropKey(0.5)], [DropKey(0.1), DropHead(0.3)], [DropHead(0.3), DropKey(0.5)], []],
 )
-@pytest.mark.parametrize(("causal", "kv_heads"), [(False, 2), (True, 4)])
-def test_the_same_as_the_reference(methods: list[Perturbation], causal: bool, kv_heads: int) -> None:
-    qkv = make(kv_heads=kv_heads)
+@pytest.mark.parametrize(("causal", "kv_heads", "tokens"), [(False, 2, 3), (False, 4, 130), (True, 4, 130)])
+def test_the_same_as_the_reference(methods: list[Perturbation], causal: bool, kv_heads: int, tokens: int) -> None:
+    qkv = make(kv_heads=kv_heads, tokens=tokens)
     results = []
     for impl in ("fa4", "reference"):
         out = attemper.attention(*qkv, methods=methods, is_causal=causal, seed=3, impl=impl)

@@ -21,8 +21,10 @@ from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops import fa4
 from attemper.ops.call import make_call
 from attemper.ops.choice import preference
+from attemper.ops.fa4.library import backward_source, forward_source
+from attemper.ops.fa4.tables import call_words
 from attemper.ops.perturbation import Perturbation, rescue
-from attemper.ops.stream import keep_mask
+from attemper.ops.stream import keep_mask, threshold
 
 TESTS = Path(__file__).parent
 
@@ -52,7 +54,7 @@ def test_importing_attemper_imports_neither_flash_attention_nor_the_cute_dsl() -
 
 
 def reason(methods: list[Perturbation], queries: int = 4, keys: int = 4, **changes: object) -> str:
-    dtype, width = changes.get("dtype", torch.bfloat16), changes.get("width", 16)
+    dtype, width = changes.get("dtype", torch.bfloat16), changes.get("width", 32)
     q, k = (torch.zeros(1, 2, tokens, width, dtype=dtype) for tokens in (queries, keys))
     v = torch.zeros(1, 2, keys, changes.get("width_v", width), dtype=dtype)
     call = make_call(q, k, v, changes.get("mask"), bool(changes.get("causal")), None, methods, None)
@@ -63,9 +65,7 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert reason([DropKey(0.1)]) == ""
     assert reason([Blur(), DropKey(0.5), DropHead(0.1)], causal=True) == ""
     assert reason([]) == ""
-    assert "not 20" in reason([DropKey(0.1)], width=20)
-    assert "not 136" in reason([DropKey(0.1)], width=136)
-    assert "16 and 32" in reason([DropKey(0.1)], width_v=32)
+    assert "32 and 64" in reason([DropKey(0.1)], width_v=64)
     assert "float32" in reason([DropKey(0.1)], dtype=torch.float32)
     assert "attn_mask" in reason([DropKey(0.1)], mask=torch.ones(4, 4, dtype=torch.bool))
     assert "3 queries and 4 keys" in reason([DropKey(0.1)], queries=3, causal=True)
@@ -73,6 +73,22 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "this call has 2" in reason([DropKey(0.1), DropKey(0.1)])
     assert "hardmask(0.1)" in reason([HardMask(0.1)])
     assert "dropattention(0.1" in reason([DropAttention(0.1, rescale="inverted")])
+
+
+def test_head_widths_that_were_checked_are_served_and_no_others() -> None:
+    for width in (32, 64, 96, 128):
+        assert reason([DropKey(0.1)], width=width) == ""
+    for width in (8, 16, 48, 80, 112, 136, 192):
+        assert reason([DropKey(0.1)], width=width) == f"needs heads of width 32, 64, 96 or 128, not {width}"
+
+
+def test_rows_that_may_lose_all_of_their_keys_read_the_table_that_spares_them() -> None:
+    for causal in (False, True):
+        assert forward_source(causal).rows == "table"
+    for kv_heads in (4, 2):
+        assert backward_source(4, kv_heads, 127, False).rows == "table"
+        assert backward_source(4, kv_heads, 4096, True).rows == "table"
+        assert backward_source(4, kv_heads, 128, False).rows == "mixed"
 
 
 def test_it_takes_no_part_in_torch_func() -> None:
@@ -99,7 +115,7 @@ def test_the_device_and_the_package_are_named(
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(fa4, "INSTALLED", installed)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        q = torch.empty(1, 2, 4, 16, dtype=torch.bfloat16, device="cuda")
+        q = torch.empty(1, 2, 4, 32, dtype=torch.bfloat16, device="cuda")
     given = fa4.refuse(make_call(q, q, q, None, False, None, [DropKey(0.1)], None))
     if wanted is None:
         assert given is None
@@ -150,7 +166,15 @@ def outputs(impl: str, qkv: Tensors, dout: Tensor, p: float, causal: bool) -> Te
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "shape",
-    [(3, 3, 577, 577, 64), (4, 2, 577, 577, 64), (2, 2, 1000, 1000, 128), (2, 2, 300, 1000, 64), (2, 2, 5, 5, 32)],
+    [
+        (3, 3, 577, 577, 64),
+        (4, 2, 577, 577, 64),
+        (2, 2, 1000, 1000, 128),
+        (2, 2, 300, 1000, 64),
+        (2, 2, 300, 300, 96),
+        (2, 2, 5, 5, 32),
+        (4, 2, 5, 5, 64),
+    ],
 )
 def test_as_exact_as_its_dtype_allows(shape: tuple[int, ...], causal: bool, p: float, device: str) -> None:
     if causal and shape[2] != shape[3]:
@@ -238,8 +262,43 @@ def test_compiles_in_one_graph_with_the_same_masks(device: str) -> None:
     results = []
     for function in (call, torch.compile(call, fullgraph=True)):
         torch.manual_seed(4)
-        results.append(function(*qkv))
-    assert torch.equal(*results)
+        out = function(*qkv)
+        results.append((out, *torch.autograd.grad(out, qkv, torch.ones_like(out))))
+    assert torch.equal(results[0][0], results[1][0])
+    for given, wanted in zip(*results, strict=True):
+        assert (given - wanted).norm() <= 1e-3 * wanted.norm()
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_opcheck(device: str) -> None:
+    seed, (q, k, v) = torch.tensor(5, device=device), make(4, 4, 577, 577, 64)
+    words = call_words(seed, threshold(0.1), 0, (2, 4, 577, 577), False)
+    torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 0, 2, 4, 577, 577, True))
+    torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, words, 0.125, False))
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_autocast_computes_in_its_dtype(device: str) -> None:
+    qkv = make(4, 4, 577, 577, 64, torch.float32)
+    with torch.autocast(device, torch.bfloat16):
+        out = attemper.attention(*qkv, methods=[DropKey(0.1)], impl="fa4")
+    assert out.dtype == torch.bfloat16
+    assert torch.autograd.grad(out.sum(), qkv[0])[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", [ON_GPU])
+def test_memory_grows_with_tokens_and_not_with_their_square(device: str) -> None:
+    peaks = []
+    for tokens in (2048, 8192):
+        qkv = make(4, 4, tokens, tokens, 64)
+        for _ in range(2):  # the first call compiles
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            out = attemper.attention(*qkv, methods=[DropKey(0.1)], impl="fa4")
+            torch.autograd.grad(out, qkv, torch.ones_like(out))
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            del out
+    assert peaks[3] <= 4.2 * peaks[1]
 
 
 @pytest.mark.parametrize("device", [ON_GPU])

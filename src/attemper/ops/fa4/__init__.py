@@ -23,7 +23,7 @@ from attemper.ops.stream import Stream, live_threshold
 __all__ = ["attention", "refuse"]
 
 DTYPES = (torch.bfloat16, torch.float16)
-WIDTHS = (8, 128)
+WIDTHS = (32, 64, 96, 128)  # at 8 and at 80 the backward kernel gets dQ wrong; others were not checked
 ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no mask_mod in the backward pass
 VERSION = "4.0.0b36"
 """The one whose kernels are called by their inner functions, which change from version to version."""
@@ -87,8 +87,8 @@ def _refuse_tensors(call: Call) -> str | None:
     widths = call.q.shape[-1], call.v.shape[-1]
     if widths[0] != widths[1]:
         return f"needs keys and values of one head width, not {widths[0]} and {widths[1]}"
-    if widths[0] % 8 or not WIDTHS[0] <= widths[0] <= WIDTHS[1]:
-        return f"needs head widths that are multiples of 8 from {WIDTHS[0]} to {WIDTHS[1]}, not {widths[0]}"
+    if widths[0] not in WIDTHS:
+        return f"needs heads of width {', '.join(map(str, WIDTHS[:-1]))} or {WIDTHS[-1]}, not {widths[0]}"
     if call.attn_mask is not None:
         return "takes no attn_mask; is_causal it takes"
     if call.is_causal and call.shape[2] != call.shape[3]:

@@ -4,7 +4,7 @@ One buffer of int32 words: the limit below which keys are dropped, the word that
 every key, the head words (B, H), and the row words (B, H, Nq). A row that would lose all of the keys it sees has the
 word 0. Every product with it is 0, which no rate up to one half drops, so the row keeps all of its keys.
 
-Kernels that are given addresses read a whole tile past the end, so there is room after the keys and after the rows.
+Kernels read a whole tile past the end, so there is room after the keys and after the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["HEADER", "Layout", "call_words", "layout_of"]
+__all__ = ["HEADER", "LARGEST_RATE", "Layout", "call_words", "layout_of"]
 
 HEADER = 2
 ROOM = 512  # words, as many as the largest tile has queries
