@@ -129,7 +129,7 @@ def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
         attemper.attention(q, q, q, methods=[DropKey(0.1)], impl="fa4")
 
 
-@pytest.mark.parametrize(("tokens", "first"), [(197, "triton"), (577, "triton"), (1024, "fa4"), (16384, "fa4")])
+@pytest.mark.parametrize(("tokens", "first"), [(197, "triton"), (1024, "triton"), (2048, "fa4"), (16384, "fa4")])
 def test_long_rows_ask_it_first(tokens: int, first: str) -> None:
     with FakeTensorMode():
         q = torch.empty(1, 2, tokens, 64, dtype=torch.bfloat16, device="cuda")

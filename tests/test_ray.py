@@ -29,6 +29,8 @@ RECIPES = ["none", "dropkey(0.1)", "cb", "blur"]
 def cluster() -> Iterator[Any]:
     """Three nodes with a core each, the head among them; tests may take one away and add another."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    here = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), here]))  # nodes need our fakes
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
@@ -38,6 +40,7 @@ def cluster() -> Iterator[Any]:
         found.add_node(num_cpus=1)
     yield found
     found.shutdown()
+    os.environ["PYTHONPATH"] = here
 
 
 class Killer(Recorder):
