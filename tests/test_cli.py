@@ -167,14 +167,23 @@ def test_one_run_can_be_trained_alone(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     words = ["compare", "--recipes", "cb", "--folder", str(tmp_path / "study"), "--epochs", "400", "--workers", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "attemper", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "attemper", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  a shell's jobs may ignore it
     )
-    until = time.monotonic() + 120
-    while not list((tmp_path / "study").glob("progress/*")) and time.monotonic() < until:
-        assert process.poll() is None, "it ended before it was stopped"
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        until = time.monotonic() + 120
+        while not list((tmp_path / "study").glob("progress/*")) and time.monotonic() < until:
+            assert process.poll() is None, "it ended before it was stopped"
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     assert "run the same command to go on" in said
     assert "Traceback" not in said
