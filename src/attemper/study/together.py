@@ -94,7 +94,8 @@ def dismiss(ranks: Ranks, summary: Summary) -> Summary:
 def work_together(study: Study, view: View, *, workers: int | None = None, executor: Executor | None = None) -> None:
     """Do whatever is missing of a study, run by run, with all ranks."""
     if workers is not None or executor is not None:
-        given = f"workers is {workers}" if workers is not None else "an executor or a number of workers was given"
+        asked = getattr(executor, "workers", workers)
+        given = "an executor was given" if asked is None else f"workers is {asked}"
         raise StudyError(f"{given}; under torchrun or accelerate launch all processes train each run.")
     for note in study.prepare():
         view.note(note)
