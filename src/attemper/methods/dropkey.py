@@ -43,11 +43,9 @@ def shared_keep(stream: Stream, batch: int, heads: int, keys: int, p: float) -> 
     drawn keys never changes, and the expected share of dropped keys is p.
     """
     drawn = draw_shared(stream, batch, heads, keys, p)
-    kept = torch.zeros_like(drawn.order, dtype=torch.bool)
     first = drawn.order[..., : drawn.count]
-    return kept.scatter(-1, first, torch.ones_like(first, dtype=torch.bool) if drawn.kept is None else drawn.kept)[
-        :, :, None
-    ]
+    kept = torch.ones_like(first, dtype=torch.bool) if drawn.kept is None else drawn.kept
+    return torch.zeros_like(drawn.order, dtype=torch.bool).scatter(-1, first, kept)[:, :, None]
 
 
 def draw_shared(stream: Stream, batch: int, heads: int, keys: int, p: float) -> DrawnKeys:

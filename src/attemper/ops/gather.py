@@ -63,7 +63,7 @@ def _refuse_masks(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` over the drawn keys. Returns (B, H, Nq, e_v)."""
+    """Attention to the drawn keys alone, by torch's kernels or by ours without methods. Returns (B, H, Nq, e_v)."""
     batch, heads, _, keys = call.shape
     drawn = draw(call.methods, call.seed, call.q)
     k = perturbed_keys(call, drawn)

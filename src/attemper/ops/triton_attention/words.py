@@ -32,12 +32,18 @@ def row_words(start, head, queries):
 
 
 @triton.jit
-def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane_step, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0."""
+def start_of(seed_ptr, lane_step):
+    """The stream's row word, `stream.stream_words`; `lane_step` is lane · LANE_STEP."""
     seed = tl.load(seed_ptr)
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    rows = mix(mix(low + lane_step.to(tl.uint32)) ^ high)
+    return mix(mix(low + lane_step.to(tl.uint32)) ^ high)
+
+
+@triton.jit
+def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane_step, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0."""
+    rows = start_of(seed_ptr, lane_step)
     columns = mix(rows ^ COLUMN_SALT)
     key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = columns + key.to(tl.uint32) * STEP

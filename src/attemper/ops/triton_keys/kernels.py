@@ -6,19 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.ops.triton_attention.words import COLUMN_SALT, MIX_1, STEP, mix, row_words
+from attemper.ops.triton_attention.words import COLUMN_SALT, MIX_1, STEP, mix, row_words, start_of
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
 FAINT = tl.constexpr(1e-30)
-
-
-@triton.jit
-def start_of(seed_ptr, lane_step):
-    """The stream's row word, `stream.stream_words`."""
-    seed = tl.load(seed_ptr)
-    low = (seed & 0xFFFFFFFF).to(tl.uint32)
-    high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    return mix(mix(low + lane_step.to(tl.uint32)) ^ high)
 
 
 @triton.jit
