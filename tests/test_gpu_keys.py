@@ -72,3 +72,19 @@ def test_the_last_gathered_key_is_there_or_not(tokens: int, p: float, share: str
     for given, expected in zip(*results, strict=True):
         error = (given.double() - expected).norm() / expected.norm()
         assert float(error) < 1e-2
+
+
+@pytest.mark.parametrize("share", ["queries", "heads"])
+def test_shared_keys_compile_in_one_graph_and_are_the_same(share: str) -> None:
+    q, k, v = (torch.randn(2, 3, 65, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+
+    def call() -> torch.Tensor:
+        out: torch.Tensor = attemper.attention(q, k, v, methods=[DropKey(0.3, share=share)], seed=5)
+        return out
+
+    results = []
+    for function in (call, torch.compile(call, fullgraph=True)):
+        out = function()
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
+    for given, expected in zip(*results, strict=True):
+        torch.testing.assert_close(given, expected)

@@ -24,7 +24,14 @@ TESTS = Path(__file__).parent
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
-    "cases", ["triton_cases.py", "triton_hardmask_cases.py", "triton_keys_cases.py", "triton_mask_cases.py"]
+    "cases",
+    [
+        "triton_cases.py",
+        "triton_hardmask_cases.py",
+        "triton_keys_cases.py",
+        "triton_mask_cases.py",
+        "triton_whole_cases.py",
+    ],
 )
 def test_kernels_in_the_interpreter(cases: str) -> None:
     # Triton decides whether to interpret when it is imported, so the cases need a process of their own.

@@ -11,6 +11,7 @@ from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
 from attemper.ops import triton_keys
 from attemper.ops.stream import Stream
+from attemper.ops.triton_keys import library
 
 SEEDS = (3, 2**40 + 7)
 
@@ -77,7 +78,9 @@ def test_strided_keys_are_blurred_in_place_of_copies(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "p"), [(1, 0.5), (10, 0.3), (65, 0.3), (197, 0.1), (300, 0.77)])
-def test_keys_are_drawn_in_the_order_of_the_stream(tokens: int, p: float, monkeypatch) -> None:
+@pytest.mark.parametrize("sorted_at_once", [True, False])
+def test_keys_are_drawn_in_the_order_of_the_stream(tokens: int, p: float, sorted_at_once: bool, monkeypatch) -> None:
+    monkeypatch.setattr(library, "SORTED", 512 if sorted_at_once else 0)
     for lane, seed in enumerate(SEEDS):
         stream = Stream(torch.tensor(seed), lane)
         given = draw_shared(stream, 3, 2, tokens, p)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ def linear_square(
     joint, own = coefficients(p, expectation)
     total = wide(x.new_zeros(()))
     if joint:
-        total = total + joint * (x @ weight.T if product is None else product()).square().sum(dtype=total.dtype)
+        # Row by row first: a compiler then takes the squares where the layer's activation reads them anyway.
+        rows = (x @ weight.T if product is None else product()).square().sum(-1, dtype=total.dtype)
+        total = total + joint * rows.sum()
     return total + own * own_square(x, weight) if own else total
 
 
@@ -55,17 +57,20 @@ def logit_square(
     heads: int,
     p: float,
     expectation: str,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """E‖X̃ W_dᵀ W_o Xᵀ‖² summed over samples and heads: dropout on one side of the logits, without 1/√e.
 
     dropped: (B, N, d), the side that dropout would act on; w_dropped: (H · e, d), its weight; left: (B, N, H · e), the
     two multiplied; right: (B, Nk, H · e), the other side's product. heads=1 takes the d × d product at once.
+    dtype: that of the model's own products; in bfloat16 Gram matrices are products of bfloat16, too.
     """
     joint, own = coefficients(p, expectation)
     left, right = (wide(t).unflatten(-1, (heads, -1)).transpose(1, 2) for t in (left, right))  # (B, H, N, e)
     total = wide(dropped.new_zeros(()))
     if joint:
-        total = total + joint * product_square(left, right)
+        gram = torch.bfloat16 if dtype == torch.bfloat16 else left.dtype  # float16 would overflow
+        total = total + joint * product_square(left.to(gram), right.to(gram))
     if own:
         power = wide(dropped).square().sum(1)  # (B, d): diag(G)
         rows = wide(w_dropped).unflatten(0, (heads, -1))  # (H, e, d)
@@ -84,12 +89,47 @@ def _for_each_head(keys: Tensor, axis: int, like: int, heads: int) -> Tensor:
 
 
 def product_square(left: Tensor, right: Tensor) -> Tensor:
-    """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in slices of at most SLICE columns, so that no d × d matrix is built."""
-    total = left.new_zeros(())
-    for i in range(0, left.shape[-1], SLICE):
-        l, r = left[..., i : i + SLICE].transpose(-2, -1), right[..., i : i + SLICE].transpose(-2, -1)
-        total = total + ((l @ left) * (r @ right)).sum()
-    return total
+    """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in float32 at least."""
+    square: Tensor = ProductSquare.apply(left, right)
+    return square
+
+
+class ProductSquare(torch.autograd.Function):
+    """`product_square`, in slices of at most SLICE columns, so that no d × d matrix is built.
+
+    Of the two equal halves of each gradient one is multiplied. Nothing is kept but L and R.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor) -> Tensor:
+        total = wide(left.new_zeros(()))
+        for some in _slices(left.shape[-1]):
+            total = total + (wide(_gram(left, some)) * wide(_gram(right, some))).sum()
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        d_left, d_right = torch.zeros_like(left), torch.zeros_like(right)
+        for some in _slices(left.shape[-1]):
+            d_left = d_left + left[..., some] @ (2 * grad * _gram(right, some)).to(left.dtype)
+            d_right = d_right + right[..., some] @ (2 * grad * _gram(left, some)).to(right.dtype)
+        return d_left, d_right
+
+
+def _slices(width: int) -> list[slice]:
+    return [slice(i, i + SLICE) for i in range(0, width, SLICE)]
+
+
+def _gram(x: Tensor, some: slice) -> Tensor:
+    """Some rows of XᵀX, (…, slice, e)."""
+    return x[..., some].transpose(-2, -1) @ x
 
 
 SLICE = 64
@@ -232,10 +272,10 @@ class ExplicitDropout(Method, Penalty):
 
         def of_keys() -> Tensor:
             w_k = _for_each_head(r.w_k, 0, width, all_heads)
-            return logit_square(r.key, w_k, keys(), r.projected("q"), heads, p, expectation)
+            return logit_square(r.key, w_k, keys(), r.projected("q"), heads, p, expectation, r.out.dtype)
 
         squares = {
-            "q": lambda: logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation),
+            "q": lambda: logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation, r.out.dtype),
             "k": of_keys,
             "v": lambda: linear_square(r.value, r.w_v, p, expectation, lambda: r.projected("v")),
             "av": lambda: av_square(r, p, expectation),

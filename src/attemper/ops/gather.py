@@ -74,7 +74,7 @@ def attention(call: Call) -> Tensor:
     hidden = mask is not None and mask.dtype == torch.bool
     if (hidden or (mask is None and is_short(call))) and triton_attention.takes(call):
         if call.attn_mask is None and keyset.kept is not None:
-            mask = keyset.kept[:, :, -1:, None].view(torch.uint8)
+            mask = keyset.kept[:, :, -1:, None].to(torch.uint8)  # inductor of torch 2.11 cannot view it so
         out = triton_attention.plain(call.q, k, v, mask, call.scale)
     else:
         grouped = heads != k.shape[1]

@@ -17,6 +17,7 @@ import triton.language as tl
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
+    add_product,
     drop,
     expand_rule,
     groups_of,
@@ -61,6 +62,48 @@ def load_pairs(ptr, at, n, EDGE: tl.constexpr):
 
 
 @triton.jit
+def score_gradients(
+    dv, q, dout, k, v, lse, delta, words, columns, hard_columns, limit, zero, rule, queries, keys, nq, nk,
+    mask_ptr, mask_q, mask_k, scale,
+    EDGE: tl.constexpr, EDGE_N: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dV with what a tile adds to it, and the gradient of the tile's logits, keys down and queries across.
+
+    lse, delta, words, and limit where it is no scalar: a number per query, (1, queries), lse as int32 bits.
+    EDGE_N: keys beyond nk get zeros; not needed where their rows of the result are not read.
+    """
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    rule = expand_rule(rule, 0)
+    logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
+    lse = lse.to(tl.float32, bitcast=True)
+    if HARD != "none":
+        # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
+        hit = hit_logits(
+            logits, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
+            "neg_inf", not EDGE, MASK,
+        )  # fmt: skip
+        p = tl.exp2(hit - lse)
+        weights = tl.where((hit == -float("inf")) & (logits > -float("inf")), tl.exp2(-lse), p)
+    else:
+        p = tl.exp2(logits - lse)
+    p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, EDGE_N, CAUSAL, MASK)
+    if DROP:
+        p = drop(p, words, columns[:, None], limit, zero, not EDGE)
+    if HARD == "zero":  # it still has a weight
+        weights = restrict(
+            weights, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, EDGE_N, CAUSAL, MASK
+        )  # fmt: skip
+        if DROP:
+            weights = drop(weights, words, columns[:, None], limit, zero, not EDGE)
+        dv = add_product(dv, weights.to(dout.dtype), dout, PRECISION)
+    else:
+        dv = add_product(dv, p.to(dout.dtype), dout, PRECISION)
+    dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+    return dv, (p * (dp - delta)).to(q.dtype)
+
+
+@triton.jit
 def key_step(
     start, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
     pairs_ptr,
@@ -73,42 +116,19 @@ def key_step(
     queries = start + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
     lse, delta = load_pairs(pairs_ptr, queries, nq, EDGE)
+    words = queries
     if SPARED:
         words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE)
         lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
-    rule = expand_rule(rule, 0)
-    logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    lse = lse.to(tl.float32, bitcast=True)[None, :]
-    if HARD != "none":
-        # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
-        hit = hit_logits(
-            logits, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
-            "neg_inf", not EDGE, MASK,
-        )  # fmt: skip
-        p = tl.exp2(hit - lse)
-        weights = tl.where((hit == -float("inf")) & (logits > -float("inf")), tl.exp2(-lse), p)
-    else:
-        p = tl.exp2(logits - lse)
-    p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, False, CAUSAL, MASK)
     if DROP:
         words = load_words(words_ptr, queries, nq, 1, EDGE)
-        p = drop(p, words[None, :], columns[:, None], limit, zero, not EDGE)
     dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE)
-    if HARD == "zero":  # it still has a weight
-        weights = restrict(
-            weights, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, False, CAUSAL, MASK
-        )  # fmt: skip
-        if DROP:
-            weights = drop(weights, words[None, :], columns[:, None], limit, zero, not EDGE)
-        dv = tl.dot(weights.to(dout.dtype), dout, dv, input_precision=PRECISION)
-    else:
-        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-    dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-    ds = p * (dp - delta[None, :])
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    return dk, dv
+    dv, ds = score_gradients(
+        dv, q, dout, k, v, lse[None, :], delta[None, :], words[None, :], columns, hard_columns, limit, zero, rule,
+        queries, keys, nq, nk, mask_ptr, mask_q, mask_k, scale, EDGE, False, DROP, HARD, CAUSAL, MASK, PRECISION,
+    )  # fmt: skip
+    return add_product(dk, ds, q, PRECISION), dv
 
 
 @triton.jit
@@ -192,7 +212,7 @@ def query_step(
         columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
     ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION), columns, hard_columns
+    return add_product(dq, ds.to(k.dtype), k, PRECISION), columns, hard_columns
 
 
 @triton.jit

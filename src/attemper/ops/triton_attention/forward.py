@@ -18,6 +18,7 @@ import triton.language as tl
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
+    add_product,
     drop,
     expand_rule,
     groups_of,
@@ -87,7 +88,7 @@ def fixed_step(
         columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     total += tl.sum(p, 1)
     v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
-    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+    acc = add_product(acc, p.to(v.dtype), v, PRECISION)
     return acc, total, seen, columns, hard_columns
 
 
@@ -134,7 +135,7 @@ def online_step(
     shrink = tl.exp2(top - offset)
     total = total * shrink + tl.sum(p, 1)
     v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    acc = add_product(acc * shrink[:, None], p.to(v.dtype), v, PRECISION)
     return acc, total, seen, higher
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
+    INFINITY_BITS,
     expand_rule,
     groups_of,
     load_bias,
@@ -191,7 +192,8 @@ def cuts_kernel(
     """Grid: sample × head × query tile, tiles fastest.
 
     SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
-    SECOND: `maxima.maxima_kernel` has been here, and only rows in tiles that it is unsure of are looked at.
+    SECOND: `maxima.maxima_kernel` has been here, and only rows in tiles that it is unsure of are looked at. It has left
+    a number for each that the k + 1 largest reach; what does not is passed over.
     """
     tiles = (nq + BM - 1) // BM
     pid = tl.program_id(0)
@@ -209,6 +211,9 @@ def cuts_kernel(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     queries = first + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
+    if SECOND:
+        reached = tl.load(cuts_ptr + queries, mask=queries < nq, other=INFINITY_BITS).to(tl.int32)
+        reached = reached.to(tl.float32, bitcast=True)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
@@ -245,6 +250,8 @@ def cuts_kernel(
                     start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
                     mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
                 )  # fmt: skip
+                if SECOND:
+                    x = tl.where(x >= reached[:, None], x, -float("inf"))
                 slots = fill_slots(x, slots, columns)
             value, below = read_slots(slots)
             unknown = (value == below) & (value > -float("inf"))

@@ -22,7 +22,7 @@ from attemper.ops.triton_attention.launch import (
     tops_arguments,
     unit_stride,
 )
-from attemper.ops.triton_attention.plan import backward_plan, forward_plan, is_static, padded, tail
+from attemper.ops.triton_attention.plan import backward_plan, forward_plan, is_static, padded, tail, whole_plan
 
 __all__ = ["fused_attention"]
 
@@ -124,6 +124,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from attemper.ops.triton_attention.backward import backward_kernel, delta_kernel
     from attemper.ops.triton_attention.repair import spared_kernel
+    from attemper.ops.triton_attention.whole import whole_kernel
 
     q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
     dq, dk, dv = _token_major(q, q.shape[3]), _token_major(k, k.shape[3]), _token_major(v, v.shape[3])
@@ -131,31 +132,39 @@ def _backward(
     if out.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     static = is_static(nq, nk)
-    plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
-    pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
     group = heads // k.shape[1]
-    tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
     read = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    keyed = (
-        *dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides,
-        heads, group, nq, nk, scale, scale * LOG2E,
-    )  # fmt: skip
+    keyed = (*dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides)
+    words = stats if table is None else table
     known = (stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked)
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
+    small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None) if static and group == 1 else None
+    if small is not None:
+        with on_device(q):
+            whole_kernel[(batch * heads,)](
+                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known,
+                *read, *out.stride()[:3], *dq.stride()[:3], *keyed, heads, scale, scale * LOG2E,
+                **constants, NQ=nq, NK=nk, DROP=table is not None, BM=small.m, TAIL_M=small.tail_m, BN=small.n,
+                TAIL_N=small.tail_n, num_warps=small.warps, num_stages=1, maxnreg=small.registers,
+            )  # fmt: skip
+        return dq, dk, dv
+    plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
+    pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
+    tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
+    sizes = (heads, group, nq, nk, scale, scale * LOG2E)
     with on_device(q):
         delta_kernel[(batch * heads * -(-nq // DELTA_ROWS),)](
             out, dout, stats, pairs, *out.stride()[:3], *dout.stride()[:3], heads, nq,
             EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
         )  # fmt: skip
         backward_kernel[(batch * k.shape[1] * tiles,)](
-            q, k, v, dout, dq, dk, dv, stats[-1], pairs, stats if table is None else table, *known,
-            *read, *dq.stride()[:3], *keyed, **constants,
-            NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
+            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *read, *dq.stride()[:3], *keyed, *sizes,
+            **constants, NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m,
             KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),
             QUERY_M=plan.query_m, QUERY_N=plan.query_n,
@@ -167,7 +176,7 @@ def _backward(
             each = group * flags.shape[2]
             share = each * max(1, SPAN // each)
             spared_kernel[(-(-flags.numel() // share),)](
-                q, k, v, dout, dk, dv, stats[-1], flags, pairs, *known, *read, *keyed, share, flags.numel(),
+                q, k, v, dout, dk, dv, stats[-1], flags, pairs, *known, *read, *keyed, *sizes, share, flags.numel(),
                 **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
             )  # fmt: skip
     return dq, dk, dv

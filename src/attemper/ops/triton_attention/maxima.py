@@ -2,7 +2,8 @@
 
 Keys are swept in tiles, and every column of the tile keeps the DEPTH largest logits that it met, row by row. The k + 1
 largest of a row are then drawn from these. That is exact unless one column held more of them than it has room for, or
-some are equal. Both can be seen. A tile of rows in which it happened is left to `largest.cuts_kernel`.
+some are equal. Both can be seen. A tile of rows in which it happened is left to `largest.cuts_kernel`, with the
+smallest that was drawn of each row: the k + 1 largest are not smaller.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -116,8 +117,9 @@ def maxima_tile(
     equal = (tl.sum(drawn, 1) != k_largest + 1) | (value == below)
     few = below == -float("inf")  # equal ones that are drawn together cannot be told from a short row
     unsure = (lost | equal | few) & (queries < nq)
-    tl.store(unsure_ptr, tl.max(unsure.to(tl.int32), 0))
-    store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)
+    again = tl.max(unsure.to(tl.int32), 0)
+    tl.store(unsure_ptr, again)
+    store_cuts(cuts_ptr, queries, nq, tl.where(again > 0, below, value), below, hard_words, none)
 
 
 @triton.jit

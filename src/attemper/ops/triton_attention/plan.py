@@ -14,6 +14,7 @@ __all__ = [
     "CutsPlan",
     "ForwardPlan",
     "MaximaPlan",
+    "WholePlan",
     "backward_plan",
     "cuts_plan",
     "forward_plan",
@@ -21,6 +22,7 @@ __all__ = [
     "maxima_plan",
     "padded",
     "tail",
+    "whole_plan",
 ]
 
 STATIC_TOKENS = 1024
@@ -28,6 +30,9 @@ STATIC_SHAPES = 32
 WHOLE_KEYS = 256
 FEW = 8
 SLOTS = 32
+WHOLE_TILE = 64
+WHOLE_TOKENS = {32: 128, 64: 80}
+"""Head width → how many tokens one program can hold."""
 
 _seen: set[tuple[int, int]] = set()
 
@@ -54,6 +59,18 @@ class BackwardPlan:
     query_n: int
     warps: int
     stages: int
+    registers: int | None = None
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """One program has all: m queries and tail_m more, 0 if that is all; keys in the same way (`whole.py`)."""
+
+    m: int
+    tail_m: int
+    n: int
+    tail_n: int
+    warps: int
     registers: int | None = None
 
 
@@ -137,18 +154,44 @@ def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool =
         caps = (96, 168) if hard else (80, 128)
         return BackwardPlan(64, 32, 64, 64, 4, 1, registers=caps[width > 32])
     if hard:
-        return BackwardPlan(64, 32, 64, 32, 4, 3, registers=168)
+        return (
+            BackwardPlan(64, 32, 64, 32, 4, 2, registers=128) if tokens <= 256 else BackwardPlan(64, 32, 64, 64, 4, 3)
+        )
     if tokens <= 256:
         return BackwardPlan(64, 32, 64, 32, 4, 3, registers=128)
     return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)
 
 
-def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan:
-    """Tiles of the kernel that finds the `largest` largest of nk logits where the quick one does not serve."""
+def whole_plan(nq: int, nk: int, width: int, dtype: torch.dtype, drop: bool = False) -> WholePlan | None:
+    """Tiles of the backward kernel that has a whole head on chip; None where that is too much. drop: with keys dropped.
+
+    What dropping needs in the rare case that a row lost all its keys takes registers in the others; hence the cap.
+    """
+    most = next((tokens for widest, tokens in WHOLE_TOKENS.items() if width <= widest), 0)
+    if dtype == torch.float32 or max(nq, nk) > most:
+        return None
+    (m, tail_m), (n, tail_n) = (_split(tokens) for tokens in (nq, nk))
+    registers = 128 if drop and width <= 32 and max(nq, nk) <= 80 else None
+    return WholePlan(m, tail_m, n, tail_n, warps=4, registers=registers)
+
+
+def _split(tokens: int) -> tuple[int, int]:
+    """A tile and what is left.
+
+    >>> _split(65), _split(49), _split(128)
+    ((64, 16), (64, 0), (64, 64))
+    """
+    if tokens <= WHOLE_TILE:
+        return padded(tokens), 0
+    return WHOLE_TILE, padded(tokens - WHOLE_TILE)
+
+
+def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype, second: bool = False) -> CutsPlan:
+    """Tiles of the kernel that finds the `largest` largest of nk logits; second: where the quick one was not sure."""
     rows = 16 if dtype == torch.float32 and width > 64 else 32
     if largest >= SLOTS:
         return CutsPlan(rows, 64, 4, 2, "digits", SLOTS)
-    if nk <= WHOLE_KEYS:
+    if nk <= WHOLE_KEYS and not second:
         return CutsPlan(rows, padded(nk), 4, 1, "whole", SLOTS)
     return CutsPlan(rows, 64, 4, 2, "slots", padded(largest + 1))
 

@@ -111,8 +111,8 @@ def _row_cuts(
         return cuts
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
-    plan = cuts_plan(nk, largest, padded(e), q.dtype)
     fast = maxima_plan(nk, largest, padded(e), q.dtype)
+    plan = cuts_plan(nk, largest, padded(e), q.dtype, second=fast is not None)
     tiles = 1 if fast is None else -(-nq // fast.m)
     unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
     arguments = (

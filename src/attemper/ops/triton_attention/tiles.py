@@ -16,6 +16,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 OUT_OF_REACH = tl.constexpr(call.OUT_OF_REACH)
 ABSORBING = tl.constexpr(-1e9)  # an additive mask this low leaves no digit of what it is added to
 FLAG_ROWS = tl.constexpr(16)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
@@ -149,6 +150,17 @@ def to_logits(scores, scale, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask
     return scores * scale
 
 
+@triton.jit
+def add_product(acc, a, b, PRECISION: tl.constexpr):
+    """acc + a·b. In float32 tiles are summed up one by one: one chain through all of them would round more often."""
+    if a.dtype == tl.float32 and PRECISION == "ieee" and not INTERPRETED:
+        product = tl.dot(a, b, input_precision=PRECISION)
+        return tl.inline_asm_elementwise(  # the compiler would make one chain of a plain sum
+            "add.rn.f32 $0, $1, $2;", "=f,f,f", [acc, product], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
 # What `drop` does to four elements: multiply, compare, select. The products also add a word that is always zero. The
 # assembler does not know that, and must first take the word from a weight. Otherwise it would compare long before the
 # weights are there and carry the results over in packed bits, at nearly two more instructions per element.
@@ -170,7 +182,6 @@ DROP_ASM = tl.constexpr("""{
     selp.b32 $3, $7, 0, k3;
 }""")
 DROP_CONSTRAINTS = tl.constexpr("=r,=r,=r,=r," + ",".join(["r"] * 20))
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit

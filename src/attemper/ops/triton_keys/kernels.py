@@ -14,42 +14,48 @@ FAINT = tl.constexpr(1e-30)
 
 @triton.jit
 def add_neighbour(
-    acc, norm, tap, at, there, x_ptr, x_n, real_ptr, real_n, inverse_ptr, columns, inside,
+    acc, norm, tap, shift, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Add a neighbour of every token, where there is one, with its weight; TRANSPOSED: what it gets from this token."""
+    """Add the token that lies `shift` tokens on, where there is one, with its weight; the pointers stand at one's own.
+
+    TRANSPOSED: add what it gets from this token.
+    """
     if REAL and not TRANSPOSED:
-        there = there & (tl.load(real_ptr + at * real_n, mask=there, other=0) != 0)
+        there = there & (tl.load(real_at + shift * real_n, mask=there, other=0) != 0)
     weight = tl.where(there, tap, 0.0)
     if TRANSPOSED:
-        weight = weight * tl.load(inverse_ptr + at, mask=there, other=0.0)
-    values = tl.load((x_ptr + at * x_n)[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
+        weight = weight * tl.load(inverse_at + shift, mask=there, other=0.0)
+    values = tl.load((x_at + shift * x_n)[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
     return acc + weight[:, None] * values.to(tl.float32), norm + weight
 
 
 @triton.jit
 def blur_kernel(
     x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
-    lane_step, sigma, total, heads, n, prefix, rows, cols,
-    E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, REAL: tl.constexpr,
-    TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
+    lane_step, sigma, lines, heads, n, prefix, rows, cols,
+    N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
 
     TRANSPOSED: its gradient; x is then that of the means.
     Grid: blocks of BLOCK tokens, counted through all heads, so that none is half empty but the last.
     GRID: tokens behind the prefix lie on an image row by row.
+    N: n where it is a compile-time constant, else 0. To divide by a number that is not known takes long.
     """
-    line = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if N > 0:
+        n = N
+    line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there_at_all = line < lines
     head = line // n
-    tokens = (line % n).to(tl.int32)
-    there_at_all = head < total
-    b = head // heads
-    h = head % heads
-    x_ptr += b * x_b + h * x_h
-    out_ptr += b * out_b + h * out_h
-    real_ptr += b * real_b + h * real_h
-    inverse_ptr += head * n
+    tokens = line % n
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    x_at = x_ptr + b * x_b + h * x_h + tokens * x_n
+    out_at = out_ptr + b * out_b + h * out_h + tokens * out_n
+    real_at = real_ptr + b * real_b + h * real_h + tokens * real_n
+    inverse_at = inverse_ptr + line
     columns = tl.arange(0, BE)
     inside = columns[None, :] < E
 
@@ -71,31 +77,32 @@ def blur_kernel(
                 x = col + dx
                 there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
                 acc, norm = add_neighbour(
-                    acc, norm, tap, prefix + y * cols + x, there, x_ptr, x_n, real_ptr, real_n, inverse_ptr, columns,
-                    inside, REAL, TRANSPOSED,
+                    acc, norm, tap, dy * cols + dx, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
+                    REAL, TRANSPOSED,
                 )  # fmt: skip
     else:
         for offset in tl.static_range(-half, half + 1):
             if not CAUSAL or offset <= 0:
                 tap = tl.exp(-0.5 * (offset * offset) / (width * width))
-                at = tokens - offset if TRANSPOSED else tokens + offset
+                shift = -offset if TRANSPOSED else offset
+                at = tokens + shift
                 acc, norm = add_neighbour(
-                    acc, norm, tap, at, (at >= 0) & (at < n) & there_at_all, x_ptr, x_n, real_ptr, real_n, inverse_ptr,
+                    acc, norm, tap, shift, (at >= 0) & (at < n) & there_at_all, x_at, x_n, real_at, real_n, inverse_at,
                     columns, inside, REAL, TRANSPOSED,
                 )  # fmt: skip
 
     if TRANSPOSED:
         if REAL:
-            acc = tl.where(tl.load(real_ptr + tokens * real_n, mask=there_at_all, other=0)[:, None] != 0, acc, 0.0)
+            acc = tl.where(tl.load(real_at, mask=there_at_all, other=0)[:, None] != 0, acc, 0.0)
     else:
         inverse = tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
         acc = acc * inverse[:, None]
-        tl.store(inverse_ptr + tokens, inverse, mask=there_at_all)
+        tl.store(inverse_at, inverse, mask=there_at_all)
     if GRID:  # what stands before the patches stays as it is
         before = (there_at_all & (tokens < prefix))[:, None]
-        own = tl.load((x_ptr + tokens * x_n)[:, None] + columns[None, :], mask=before & inside, other=0.0)
+        own = tl.load(x_at[:, None] + columns[None, :], mask=before & inside, other=0.0)
         acc = tl.where(before, own.to(tl.float32), acc)
-    at = (out_ptr + tokens * out_n)[:, None] + columns[None, :]
+    at = out_at[:, None] + columns[None, :]
     tl.store(at, acc.to(at.dtype.element_ty), mask=there_at_all[:, None] & inside)
 
 
@@ -109,13 +116,44 @@ def scores_of(start, columns_start, head, keys):
 
 
 @triton.jit
+def store_kept(kept_ptr, own, keys, count, row, columns_start, limit, SOMETIMES: tl.constexpr):
+    """Whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit."""
+    kept = own >= 0
+    if SOMETIMES:
+        x = columns_start + keys.to(tl.uint32) * STEP
+        drawn = (row * (((x ^ (x >> 16)) * MIX_1) | 1)).to(tl.int32, bitcast=True) >= limit
+        kept = (own < count - 1) | drawn
+    tl.store(kept_ptr + own, kept.to(tl.uint8), mask=own < count)
+
+
+@triton.jit
+def sort_kernel(
+    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort keys by their scores, equal ones by their number. Grid: key set; BLOCK holds all of its keys."""
+    head = tl.program_id(0)
+    start = start_of(seed_ptr, lane_step)
+    columns_start = mix(start ^ COLUMN_SALT)
+    own = tl.arange(0, BLOCK)
+    row, scores = scores_of(start, columns_start, head, own)
+    # Signed 64-bit numbers that sort as the unsigned scores do; what is no key comes last.
+    high = (scores ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    order = tl.sort(tl.where(own < keys, high | own.to(tl.int64), 0x7FFFFFFFFFFFFFFF)) & 0xFFFFFFFF
+    base = head.to(tl.int64) * keys
+    tl.store(order_ptr + base + own, order, mask=own < keys)
+    tl.store(rank_ptr + base + order, own.to(tl.int64), mask=own < keys)
+    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
+
+
+@triton.jit
 def order_kernel(
     seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
     SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort keys by their scores: everybody counts who comes before. Grid: key set × block of keys, blocks fastest.
+    """`sort_kernel` for any number of keys: everybody counts who comes before.
 
-    kept: whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit.
+    Grid: key set × block of keys, blocks fastest.
     """
     blocks = (keys + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
@@ -135,12 +173,7 @@ def order_kernel(
     base = head.to(tl.int64) * keys
     tl.store(rank_ptr + base + own, rank.to(tl.int64), mask=own < keys)
     tl.store(order_ptr + base + rank, own.to(tl.int64), mask=own < keys)
-    kept = own >= 0
-    if SOMETIMES:
-        x = columns_start + keys.to(tl.uint32) * STEP
-        drawn = (row * (((x ^ (x >> 16)) * MIX_1) | 1)).to(tl.int32, bitcast=True) >= limit
-        kept = (own < count - 1) | drawn
-    tl.store(kept_ptr + head.to(tl.int64) * count + own, kept.to(tl.uint8), mask=own < count)
+    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
 
 
 @triton.jit

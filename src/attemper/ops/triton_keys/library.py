@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attemper.ops.stream import LANE_STEP, MASK
 from attemper.ops.triton_attention.launch import DEVICES, on_device, unit_stride
-from attemper.ops.triton_attention.plan import padded
+from attemper.ops.triton_attention.plan import is_static, padded
 
 __all__ = ["blur_keys", "draw_order", "take_keys"]
 
@@ -18,8 +18,10 @@ TOKENS = 64
 """Tokens that one program moves."""
 ELEMENTS = 2048
 """Numbers that one program blurs."""
-SORTED = 64
-"""Keys that one program ranks."""
+SORTED = 4096
+"""Keys that one program can sort."""
+RANKED = 64
+"""Of more keys, those that one program ranks."""
 
 torch.library.define(
     "attemper::blur_keys",
@@ -93,13 +95,19 @@ def _launch_blur(
         known = real.view(torch.uint8)
         strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
     prefix, rows, cols = grid or (0, 0, 0)
+    block = max(16, ELEMENTS // padded(e))
+    samples = max(1, (2**31 - block) // (heads * n))  # lines are counted in 32 bits
     with on_device(x):
-        block = max(16, ELEMENTS // padded(e))
-        blur_kernel[(-(-batch * heads * n // block),)](
-            x, seed, known, out, inverse, *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
-            batch * heads, heads, n, prefix, rows, cols, E=e, BE=padded(e), W=w, CAUSAL=causal, GRID=bool(grid),
-            REAL=real is not None, TRANSPOSED=transposed, BLOCK=block, num_warps=4,
-        )  # fmt: skip
+        for first in range(0, batch, samples):
+            part = slice(first, first + samples)
+            lines = min(samples, batch - first) * heads * n
+            blur_kernel[(-(-lines // block),)](
+                x[part], seed, known[part] if strides[0] else known, out[part], inverse[part],
+                *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
+                lines, heads, n, prefix, rows, cols, N=n if is_static(n, n) else 0, E=e, BE=padded(e), W=w,
+                CAUSAL=causal, GRID=bool(grid), REAL=real is not None, TRANSPOSED=transposed, BLOCK=block,
+                num_warps=4,
+            )  # fmt: skip
 
 
 def _blur(
@@ -162,15 +170,23 @@ def _blur_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
 def _draw_order(
     seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from attemper.ops.triton_keys.kernels import order_kernel
+    from attemper.ops.triton_keys.kernels import order_kernel, sort_kernel
 
     order, rank, kept = _draw_order_fake(seed, lane, batch, sets, keys, count)
     if order.numel():
+        arguments = (
+            seed, order, rank, kept.view(torch.uint8), _lane_step(lane), keys, count, 0 if limit is None else limit,
+        )  # fmt: skip
         with on_device(seed):
-            order_kernel[(batch * sets * -(-keys // SORTED),)](
-                seed, order, rank, kept.view(torch.uint8), _lane_step(lane), keys, count, 0 if limit is None else limit,
-                SOMETIMES=limit is not None, BLOCK=SORTED, num_warps=4,
-            )  # fmt: skip
+            if keys <= SORTED:
+                block = padded(keys)
+                sort_kernel[(batch * sets,)](
+                    *arguments, SOMETIMES=limit is not None, BLOCK=block, num_warps=min(16, max(1, block // 128))
+                )
+            else:
+                order_kernel[(batch * sets * -(-keys // RANKED),)](
+                    *arguments, SOMETIMES=limit is not None, BLOCK=RANKED, num_warps=4
+                )
     return order, rank, kept
 
 
