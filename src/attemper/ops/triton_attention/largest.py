@@ -181,27 +181,15 @@ def store_cuts(cuts_ptr, queries, nq, value, below, word, none):
 
 
 @triton.jit
-def cuts_kernel(
-    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+def cuts_rows(
+    first, head, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest, unsure_tiles, unsure_rows,
+    heads, group, nq, nk, scale, k_largest,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
     SECOND: tl.constexpr,
     SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sample × head × query tile, tiles fastest.
-
-    SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
-    SECOND: `maxima.maxima_kernel` has been here, and only rows in tiles that it is unsure of are looked at. It has left
-    a number for each that the k + 1 largest reach; what does not is passed over.
-    """
-    tiles = (nq + BM - 1) // BM
-    pid = tl.program_id(0)
-    head = pid // tiles
-    first = (pid % tiles) * BM
-    if SECOND:
-        if tl.load(unsure_ptr + head * unsure_tiles + first // unsure_rows) == 0:
-            return
+    """Everything of one query tile."""
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     q_ptr += b * q_b + h * q_h
@@ -279,3 +267,50 @@ def cuts_kernel(
                 )  # fmt: skip
                 below = tl.maximum(below, tl.max(tl.where(x < value[:, None], x, -float("inf")), 1))
     store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)
+
+
+@triton.jit
+def cuts_kernel(
+    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
+    heads, group, nq, nk, scale, k_largest, flags, unsure_rows,
+    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
+    SECOND: tl.constexpr, SPAN: tl.constexpr,
+    SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid: sample × head × query tile, tiles fastest; or, where SPAN is not 0, spans of so many flags.
+
+    SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
+    SECOND: `maxima.maxima_kernel` has been here, with tiles of `unsure_rows`, and only those that it flagged are looked
+    at. It has left a number for each of their rows that the k + 1 largest reach; what does not is passed over.
+    """
+    if SPAN == 0:
+        tiles = (nq + BM - 1) // BM
+        pid = tl.program_id(0)
+        head = pid // tiles
+        first = (pid % tiles) * BM
+        if SECOND:
+            unsure_tiles = (nq + unsure_rows - 1) // unsure_rows
+            if tl.load(unsure_ptr + head * unsure_tiles + first // unsure_rows) == 0:
+                return
+        cuts_rows(
+            first, head, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+            q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
+            heads, group, nq, nk, scale, k_largest,
+            E, BE, BM, BN, WAY, SLOTS, SECOND, SPARE, DROP, CAUSAL, MASK, PRECISION,
+        )  # fmt: skip
+    else:
+        tiles = (nq + unsure_rows - 1) // unsure_rows
+        begin = tl.program_id(0) * SPAN
+        at = begin + tl.arange(0, SPAN)
+        if tl.max(tl.load(unsure_ptr + at, mask=at < flags, other=0), 0) > 0:
+            for spot in range(begin, tl.minimum(begin + SPAN, flags)):
+                if tl.load(unsure_ptr + spot) > 0:
+                    first = (spot % tiles) * unsure_rows
+                    for row in range(first, tl.minimum(first + unsure_rows, nq), BM):
+                        cuts_rows(
+                            row, spot // tiles, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
+                            q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
+                            heads, group, nq, nk, scale, k_largest,
+                            E, BE, BM, BN, WAY, SLOTS, SECOND, SPARE, DROP, CAUSAL, MASK, PRECISION,
+                        )  # fmt: skip

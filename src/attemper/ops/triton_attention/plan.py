@@ -186,12 +186,12 @@ def _split(tokens: int) -> tuple[int, int]:
     return WHOLE_TILE, padded(tokens - WHOLE_TILE)
 
 
-def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype, second: bool = False) -> CutsPlan:
-    """Tiles of the kernel that finds the `largest` largest of nk logits; second: where the quick one was not sure."""
+def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan:
+    """Tiles of the kernel that finds the `largest` largest of nk logits where the quick one does not serve."""
     rows = 16 if dtype == torch.float32 and width > 64 else 32
     if largest >= SLOTS:
         return CutsPlan(rows, 64, 4, 2, "digits", SLOTS)
-    if nk <= WHOLE_KEYS and not second:
+    if nk <= WHOLE_KEYS:
         return CutsPlan(rows, padded(nk), 4, 1, "whole", SLOTS)
     return CutsPlan(rows, 64, 4, 2, "slots", padded(largest + 1))
 

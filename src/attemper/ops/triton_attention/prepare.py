@@ -23,6 +23,8 @@ from attemper.ops.triton_attention.plan import cuts_plan, is_static, maxima_plan
 
 __all__ = ["drop_table", "row_cuts", "row_tops"]
 
+SPAN = 16  # flags that one program looks at
+
 torch.library.define(
     "attemper::drop_table", "(Tensor seed, Tensor? limit, SymInt threshold, SymInt keys, SymInt lane=0) -> Tensor"
 )
@@ -112,7 +114,7 @@ def _row_cuts(
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     fast = maxima_plan(nk, largest, padded(e), q.dtype)
-    plan = cuts_plan(nk, largest, padded(e), q.dtype, second=fast is not None)
+    plan = cuts_plan(nk, largest, padded(e), q.dtype)
     tiles = 1 if fast is None else -(-nq // fast.m)
     unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
     arguments = (
@@ -132,9 +134,13 @@ def _row_cuts(
                 TAIL_M=tail(nq, fast.m, static), BN=fast.n,
                 DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
             )  # fmt: skip
-        cuts_kernel[(batch * heads * -(-nq // plan.m),)](
-            *arguments, tiles, 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n, WAY=plan.way,
-            SLOTS=plan.slots, SECOND=fast is not None, num_warps=plan.warps, num_stages=plan.stages,
+        # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
+        span = SPAN if fast is not None and plan.way == "whole" else 0
+        programs = -(-unsure.numel() // span) if span else batch * heads * -(-nq // plan.m)
+        cuts_kernel[(programs,)](
+            *arguments, unsure.numel(), 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n,
+            WAY=plan.way, SLOTS=plan.slots, SECOND=fast is not None, SPAN=span,
+            num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
     return cuts
 
