@@ -265,7 +265,7 @@ def test_figures_that_differ_from_their_file_are_noticed(tmp_path: Path) -> None
     assert script.fill(page.replace("62.4", "52.4"), tmp_path) != page.replace("62.4", "52.4")
 
 
-RESULTS = ["ops-h200.json", "ops-cpu.json", "step-cpu.json", "step-compiled-cpu.json"]
+RESULTS = ["ops-h200.json", "ops-long-h200.json", "ops-cpu.json", "step-cpu.json", "step-compiled-cpu.json"]
 
 
 @pytest.mark.parametrize("name", RESULTS)
