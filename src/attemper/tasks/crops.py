@@ -75,7 +75,7 @@ def resampling(start: Tensor, length: Tensor, size: int, interpolation: Interpol
 
     start, length: (B). Returns (B, size, size), rows that add up to 1.
     """
-    centres = torch.arange(size, device=start.device) + 0.5
+    centres = torch.arange(size, device=start.device, dtype=start.dtype) + 0.5
     there = start[:, None] + centres * (length / size)[:, None]
     distance = (centres - there[:, :, None]).abs()
     inside = (centres > start[:, None]) & (centres < (start + length)[:, None])
