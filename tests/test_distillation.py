@@ -17,9 +17,11 @@ from torch import Tensor
 
 import test_distributed
 from attemper.cli import main
+from attemper.cli.estimate import EstimateCommand
 from attemper.errors import ParameterError
 from attemper.models import build_model
 from attemper.study import Plan
+from attemper.study.probing import measure
 from attemper.study.study import Study
 from attemper.tasks import Source, Task, open_task
 from attemper.tasks.base import InputShape
@@ -376,11 +378,34 @@ def test_a_budget_that_means_nothing_is_refused(budget: dict[str, Any], message:
         spec(**budget)
 
 
+def test_what_is_wrong_with_a_teacher_is_said_on_the_command_line(
+    weights: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--task", TASK, "--model", TINY, "--epochs", "1", "--device", "cpu", "--teacher", TEACHER]
+    assert main([*words, "--teacher-weights", weights, "--distillation", "soft", "--temperature", "2"]) == 0
+    assert main(words) == 2
+    assert "has no weights" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ estimates
 def test_an_estimate_needs_no_download() -> None:
     budget = Budget(teacher="timm:resnet10t(pretrained=true, drop_rate=0.0)")
     assert untrained(budget).teacher == "timm:resnet10t(drop_rate=0.0, pretrained=False)"
     assert open_teacher(untrained(budget), InputShape(3, 32, 32, 10)).training is False
     assert untrained(Budget()) == Budget()
+    plan = Path(__file__).parents[1] / "plans" / "deit-small-distilled.yaml"
+    teacher = EstimateCommand(plan=plan, images=2000)._plan().budget.teacher
+    assert teacher == "timm:regnety_160.deit_in1k(pretrained=False)"
+
+
+def test_the_measured_step_has_the_teacher_in_it(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    taught = Learner.taught
+    monkeypatch.setattr(Learner, "taught", lambda self, inputs: asked.append(len(inputs)) or taught(self, inputs))
+    chosen, task = spec(teacher_weights=weights), open_task(TASK)
+    measure(chosen, RunData(chosen, task, CPU), CPU, steps=4)
+    assert len(asked) >= 4
+    assert set(asked) == {chosen.budget.batch_size}
 
 
 # ------------------------------------------------------------------------------------------------------- end to end
