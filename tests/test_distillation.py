@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import test_distributed
 from attemper.cli import main
@@ -209,6 +209,24 @@ def test_the_teacher_sees_every_batch_as_the_student_does_once_and_stays_what_it
     before = load_file(weights)
     assert all(torch.equal(value, before[name]) for name, value in learner.teacher.state_dict().items())
     assert all(row.site.startswith("blocks") for row in learner.tempered.summary())
+
+
+def test_the_teacher_runs_in_the_precision_of_the_run_and_compiled_where_the_run_is(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    learner = made(spec(teacher_weights=weights, precision="bfloat16", compile=True))
+    assert learner.teacher is not None
+    assert compiled == [learner.model, learner.teacher]
+    seen: list[torch.dtype] = []
+    learner.teacher.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    with torch.backends.mkldnn.flags(enabled=False):  # not every CPU that says it knows bfloat16 does
+        taught = learner.taught(batch(spec())[0])
+    assert seen == [torch.bfloat16]
+    assert taught is not None
+    assert taught.dtype == torch.float32
+    assert not taught.requires_grad
 
 
 def test_the_teacher_is_in_no_checkpoint_and_no_weights(weights: str, tmp_path: Path) -> None:
@@ -431,9 +449,9 @@ def test_a_student_learns_from_few_images_what_its_teacher_knows(tmp_path: Path)
     known = json.loads((tmp_path / "result.json").read_text())["test"]["accuracy"]
     assert known > 0.9
 
-    task = Mislabelled(open_task("digits(train=300)"))
+    task = Mislabelled(open_task("digits(train=400)"))
     taught = {"teacher": "vit-digits", "teacher_weights": str(tmp_path / WEIGHTS), "distillation_alpha": 1.0}
-    few = Budget(epochs=30, batch_size=30, lr=5e-3, warmup_epochs=1, augment="crop-flip(1, flip=0)", **taught)
+    few = Budget(epochs=15, batch_size=30, lr=5e-3, warmup_epochs=1, distillation="soft", **taught)
     student = RunSpec(task=task.name, model="vit-digits(depth=2)", recipe="none", seed=0, budget=few)
     result = run(student, task)
     assert result["test"]["accuracy"] > 0.7, "every label that it saw was wrong: this is the teacher's"

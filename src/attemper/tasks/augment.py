@@ -188,11 +188,12 @@ class Erasing(Transform):
         chosen = torch.rand(batch) < self.p
         rows = inside(torch.arange(height), top, tall) & chosen[:, None]
         columns = inside(torch.arange(width), left, wide)
-        mask = (rows[:, :, None] & columns[:, None, :])[:, None]
-        erased = mask.to(inputs.device, non_blocking=True)
+        pixels = int((rows.sum(1) * columns.sum(1)).sum())
+        rows, columns = (each.to(inputs.device, non_blocking=True) for each in (rows, columns))
+        erased = (rows[:, :, None] & columns[:, None, :])[:, None]
         if self.fill == "mean":
             return inputs.masked_fill(erased, 0.0)
-        noise = torch.randn(channels * int(mask.sum())).to(inputs.device, inputs.dtype, non_blocking=True)
+        noise = torch.randn(channels * pixels).to(inputs.device, inputs.dtype, non_blocking=True)
         return inputs.masked_scatter(erased, noise)
 
 

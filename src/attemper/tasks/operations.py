@@ -51,13 +51,14 @@ def apply_operations(images: Tensor, drawn: list[list[Operation]]) -> Tensor:
     transform = _transform()
     images = images.clone()
     for step in zip(*drawn, strict=True):
-        for operation in dict.fromkeys(step):
-            name, strength = operation
+        groups: dict[Operation, list[int]] = {}
+        for index, operation in enumerate(step):
+            groups.setdefault(operation, []).append(index)
+        for (name, strength), alike in groups.items():
             if name != "Identity":
-                alike = torch.tensor([index for index, each in enumerate(step) if each == operation])
-                alike = alike.to(images.device, non_blocking=True)
-                images[alike] = transform._apply_image_or_video_transform(
-                    images[alike], name, strength, transform.interpolation, transform._fill
+                chosen = torch.tensor(alike).to(images.device, non_blocking=True)
+                images[chosen] = transform._apply_image_or_video_transform(
+                    images[chosen], name, strength, transform.interpolation, transform._fill
                 )
     return images
 
