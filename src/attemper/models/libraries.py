@@ -57,8 +57,9 @@ def _timm(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
     except Exception as error:  # without a network, the hub's client fails in many ways
         if not pretrained:
             raise
+        why = str(error).rstrip(".")
         raise ParameterError(
-            f"The trained weights of timm's {name} could not be had: {error}. They are downloaded when they are first "
+            f"The trained weights of timm's {name} could not be had: {why}. They are downloaded when they are first "
             "asked for. Do that on a machine with a network and bring its cache along (the variable HF_HOME), or give "
             "the weights as a safetensors file."
         ) from error
