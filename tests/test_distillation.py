@@ -358,6 +358,10 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, weights: s
     wider = TEACHER.replace("width=8", "width=9")
     with pytest.raises(ParameterError, match=r"is \(8, .*\) and must be \(9, "):
         check_run(spec(teacher=wider, teacher_weights=weights), open_task(TASK))
+    run(dataclasses.replace(spec(teacher=None), model=TINY), open_task(TASK), folder=tmp_path)
+    other = TINY.replace("heads=2", "heads=4")  # the same shapes
+    with pytest.raises(ParameterError, match=r"teacher is '.*heads=4.* says that it holds a '.*heads=2"):
+        check_run(spec(teacher=other, teacher_weights=str(tmp_path / WEIGHTS)), open_task(TASK))
     (tmp_path / "text").write_text("no weights")
     for path in ("nowhere.safetensors", str(tmp_path / "text")):
         with pytest.raises(ParameterError, match="cannot be read as safetensors"):

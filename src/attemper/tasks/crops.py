@@ -18,7 +18,7 @@ ASPECTS = 3 / 4, 4 / 3
 TRIES = 10
 """Boxes that are drawn for an image; where none of them fits into it, the largest one in its middle is taken."""
 AT_ONCE = 256
-"""Images that are resized at a time: as float32 they take much more memory than as bytes."""
+"""Images that are resized at a time: as float32, and with their weights, they take much more memory than as bytes."""
 
 
 def random_boxes(images: int, height: int, width: int, scale: float) -> Tensor:
@@ -50,17 +50,18 @@ def resize_boxes(images: Tensor, boxes: Tensor, mirrored: Tensor, interpolation:
     torchvision's with antialias, which are Pillow's, and which see no pixel outside of the box. Like theirs, they give
     whole values after either direction: results are theirs, but for some pixels that are off by one or two of 255.
     """
+    boxes = boxes.to(images.device, torch.float32, non_blocking=True)
+    mirrored = mirrored.to(images.device, non_blocking=True)
+    parts = zip(images.split(AT_ONCE), boxes.split(AT_ONCE, dim=1), mirrored.split(AT_ONCE), strict=True)
+    return torch.cat([_resized(*part, interpolation) for part in parts])
+
+
+def _resized(images: Tensor, boxes: Tensor, mirrored: Tensor, interpolation: Interpolation) -> Tensor:
     height, width = images.shape[-2:]
-    top, left, tall, wide = boxes.to(images.device, torch.float32, non_blocking=True)
+    top, left, tall, wide = boxes
     rows = resampling(top, tall, height, interpolation)
     columns = resampling(left, wide, width, interpolation)
-    turned = mirrored.to(images.device, non_blocking=True)[:, None, None]
-    columns = torch.where(turned, columns.flip(1), columns)
-    parts = zip(*(each.split(AT_ONCE) for each in (images, rows, columns)), strict=True)
-    return torch.cat([_resampled(*part) for part in parts])
-
-
-def _resampled(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     lines = _whole(images.float() @ columns[:, None].mT)
     return _whole(rows[:, None] @ lines).byte()
 

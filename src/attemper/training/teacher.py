@@ -69,7 +69,9 @@ def _open(text: str, weights: str | None, shape: Shape) -> tuple[nn.Module, str]
         if weights is None:
             teacher, recipe = _from_library(text, shape), "none"
         else:
-            given, recipe = _read(weights)
+            given, trained, recipe = _read(weights)
+            if trained not in (None, text):  # weights can fit where heads, say, are divided in another way
+                raise ParameterError(f"teacher is '{text}', and '{weights}' says that it holds a '{trained}'.")
             teacher = build_model(text, shape)
             attemper.apply(teacher, recipe)  # some methods compute in eval mode too: the teacher is what was trained
             _fill(teacher, given, text, weights, shape)
@@ -92,8 +94,8 @@ def _from_library(text: str, shape: Shape) -> nn.Module:
     return from_timm(model, shape, options, pretrained=pretrained)
 
 
-def _read(path: str) -> tuple[dict[str, Tensor], str]:
-    """Weights in a safetensors file, and the recipe that they were trained with where the file says so."""
+def _read(path: str) -> tuple[dict[str, Tensor], str | None, str]:
+    """Weights in a safetensors file, and the model and recipe that they belong to where a run has written it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -102,7 +104,11 @@ def _read(path: str) -> tuple[dict[str, Tensor], str]:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ParameterError(f"teacher_weights is '{path}', which cannot be read as safetensors: {error}.") from error
-    return weights, json.loads(notes["spec"])["recipe"] if "spec" in notes else "none"
+    try:
+        spec = json.loads(notes["spec"])
+        return weights, render_call(*parse_call(spec["model"])), str(spec["recipe"])
+    except (KeyError, TypeError, ValueError):  # somebody else's file
+        return weights, None, "none"
 
 
 def _fill(teacher: nn.Module, weights: Mapping[str, Tensor], text: str, path: str, shape: Shape) -> None:
