@@ -383,6 +383,15 @@ def test_timms_weights_that_cannot_be_downloaded_are_named_with_what_to_do(monke
         check_run(spec(teacher="timm:regnety_160.mine(pretrained=true)"), task)
 
 
+def test_only_a_teacher_without_a_file_has_timms_weights(weights: str) -> None:
+    for text in ("true", "false"):
+        model = f"timm:vit_tiny_patch16_224(pretrained={text})"
+        with pytest.raises(ParameterError, match="'pretrained' here: training starts from untrained models"):
+            check_run(spec(teacher=None, model=model), open_task(TASK))
+        with pytest.raises(ParameterError, match="Only a teacher has it, one without teacher_weights"):
+            check_run(spec(teacher=model, teacher_weights=weights), open_task(TASK))
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [

@@ -22,6 +22,11 @@ def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrain
 
     if not timm.is_model(name):
         raise ParameterError(f"timm has no model '{name}'.{suggestion(name, timm.list_models())}")
+    if "pretrained" in options:
+        raise ParameterError(
+            f"timm's {name} has no option 'pretrained' here: training starts from untrained models. Only a teacher "
+            "has it, one without teacher_weights."
+        )
     given: dict[str, Any] = {"in_chans": shape.channels, "num_classes": shape.classes, **options}
     if pretrained:
         _check_trained(name, shape)
