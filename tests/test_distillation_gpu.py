@@ -7,45 +7,35 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from attemper.models import build_model
 from attemper.tasks import open_task, parse_augmentation
-from attemper.training import Budget, RunSpec, run
+from attemper.training import RunSpec, run
 from attemper.training.data import RunData
 from attemper.training.graph import GraphedStep, can_capture
 from attemper.training.learner import Learner
+from taught import TASK, TINY, TOKEN, saved, spec
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-TASK = "digits(train=200, test=50)"
-TEACHER = "convmixer(width=8, depth=1, kernel=3)"
-TOKEN = "timm:deit_tiny_distilled_patch16_224(patch_size=4, embed_dim=16, depth=2, num_heads=2)"
-
 
 def unexpected(warning: str) -> None:
     raise AssertionError(warning)
 
 
-def spec(folder: Path, model: str, **budget: Any) -> RunSpec:
-    weights = folder / "teacher.safetensors"
-    torch.manual_seed(7)
-    save_file(dict(build_model(TEACHER, open_task(TASK).shape).state_dict()), weights)
-    given = {"epochs": 2, "batch_size": 30, "lr": 3e-3, "warmup_epochs": 1, "teacher": TEACHER, **budget}
-    chosen = Budget(**given, teacher_weights=str(weights))
-    return RunSpec(task=TASK, model=model, recipe="none", seed=0, budget=chosen)
+def taught(folder: Path, model: str, **budget: Any) -> RunSpec:
+    return spec(model=model, teacher_weights=saved(folder / "teacher.safetensors"), batch_size=30, **budget)
 
 
-@pytest.mark.parametrize("model", ["vit-cifar(depth=2, width=16, heads=2, mlp=16)", TOKEN])
+@pytest.mark.parametrize("model", [TINY, TOKEN])
 @pytest.mark.parametrize("budget", [{"distillation": "soft"}, {"decay": "matrices", "optimizer": "adamw"}])
 def test_a_captured_step_learns_from_the_teacher_as_the_plain_one_does(
     model: str, budget: dict[str, Any], tmp_path: Path
 ) -> None:
     device, task = torch.device("cuda"), open_task(TASK)
-    chosen = spec(tmp_path, model, repeats=3, augment="resized-crop+mixup", **budget)
+    chosen = taught(tmp_path, model, repeats=3, augment="resized-crop+mixup", **budget)
     data = RunData(chosen, task, device)
     plain, graphed = (Learner(chosen, task, device) for _ in range(2))
     assert can_capture(graphed, data)
@@ -60,7 +50,7 @@ def test_a_captured_step_learns_from_the_teacher_as_the_plain_one_does(
 
 def test_a_distilled_run_is_captured_and_finishes(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    result = run(spec(tmp_path, TOKEN, precision="bfloat16"), open_task(TASK), progress=events.append)
+    result = run(taught(tmp_path, TOKEN, precision="bfloat16"), open_task(TASK), progress=events.append)
     assert result["status"] == "finished"
     assert not [event for event in events if "warning" in event]
 
