@@ -69,6 +69,9 @@ class FakeEngine:
     def open_task(self, text: str, root: Path | None) -> FakeTask:
         return FakeTask(text, self.fingerprint)
 
+    def settle(self, budget: Budget, task: Any) -> Budget:
+        return budget
+
     def check(self, spec: RunSpec, task: Any) -> None:
         if spec.recipe in self.misfits:
             raise ParameterError(f"{spec.recipe} does not fit")

@@ -143,7 +143,7 @@ def run_experiment(
         "task": task.name,
         "metric": task.primary,
         "models": {"ViT": vit, "mixer": mixer},
-        "budget": dataclasses.asdict(budget),
+        "budget": budget.to_dict(),
         "seeds": seeds,
         "images": IMAGES,
         "versions": {"attemper": attemper.__version__, "torch": torch.__version__},

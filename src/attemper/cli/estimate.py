@@ -20,6 +20,7 @@ from attemper.study.estimate import Estimate, estimate
 from attemper.study.probing import probe
 from attemper.study.processes import gpu_memory, runs_per_gpu
 from attemper.study.status import duration
+from attemper.training.teacher import untrained
 
 __all__ = ["EstimateCommand", "show_estimate"]
 
@@ -103,7 +104,8 @@ class EstimateCommand:
             batch_size=self.batch_size,
             augment=self.augment,
         )
-        return changes.changed(given)
+        plan = changes.changed(given)
+        return dataclasses.replace(plan, budget=untrained(plan.budget))
 
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""

@@ -72,7 +72,7 @@ class Train:
     def _train(self, ranks: Ranks) -> None:
         from attemper.study.files import translated, write_whole
         from attemper.tasks import open_task
-        from attemper.training import check_run, run
+        from attemper.training import check_run, run, settled
 
         where = console(json=self.json, quiet=not ranks.main)
         check_trackers(self.track)
@@ -85,6 +85,7 @@ class Train:
             task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
         )
         check_run(spec, task)
+        spec = settled(spec, task)
         if self.folder is not None and ranks.main:
             with translated(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)

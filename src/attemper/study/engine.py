@@ -1,4 +1,4 @@
-"""The door between a study and training: four functions that a study calls and that a test can replace."""
+"""The door between a study and training: five functions that a study calls and that a test can replace."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Engine(Protocol):
         """The task of a plan; root: where this machine keeps its data."""
         ...
 
+    def settle(self, budget: Budget, task: Task) -> Budget:
+        """The budget with the hash of its teacher's weights, where it has a teacher: keys depend on it."""
+        ...
+
     def check(self, spec: RunSpec, task: Task) -> None:
         """Raise an `AttemperError` if the run cannot work, before anything is trained."""
         ...
@@ -55,6 +59,11 @@ class Training:
         from attemper.tasks import open_task
 
         return open_task(text, root)
+
+    def settle(self, budget: Budget, task: Any) -> Budget:
+        from attemper.training.teacher import settle
+
+        return settle(budget, task.shape)
 
     def check(self, spec: RunSpec, task: Any) -> None:
         from attemper.training import check_run

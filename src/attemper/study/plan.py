@@ -130,7 +130,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as its file says it, with every default written out."""
-        budget = {name: value for name, value in dataclasses.asdict(self.budget).items() if name != "lr"}
+        budget = {name: value for name, value in self.budget.to_dict().items() if name != "lr"}
         plan: dict[str, Any] = {"title": self.title} if self.title else {}
         plan |= {"task": self.task, "model": self.model, "seeds": list(self.seeds), "budget": budget}
         plan |= {
@@ -269,12 +269,11 @@ def _budget(given: Mapping[str, Any]) -> Budget:
     hints = typing.get_type_hints(Budget)
     _check_keys("budget", given, hints, ("budget",))
     typed = {name: _typed(name, value, hints[name]) for name, value in given.items()}
-    for name in typed:
-        try:
-            Budget(**{name: typed[name]})  # one by one: the error then knows its line
-        except AttemperError as error:
-            raise PlanError(str(error), ("budget", name)) from None
-    return Budget.from_dict(typed)
+    try:
+        return Budget.from_dict(typed)
+    except AttemperError as error:
+        name = str(error).partition(" ")[0]  # what a budget complains about comes first, and so has its line
+        raise PlanError(str(error), ("budget", *([name] if name in typed else []))) from None
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

@@ -39,6 +39,9 @@ class Together:
     def open_task(self, text: str, root: Path | None) -> Task:
         return self.engine.open_task(text, root)
 
+    def settle(self, budget: Budget, task: Task) -> Budget:
+        return self.engine.settle(budget, task)
+
     def check(self, spec: RunSpec, task: Task) -> None:
         self.engine.check(spec, task)
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from attemper.calls import parse_call, render_call
 from attemper.errors import ParameterError, suggestion
+from attemper.tasks.crops import INTERPOLATIONS, Interpolation, random_boxes, resize_boxes
+from attemper.tasks.operations import apply_operations, draw_operations
 from attemper.tasks.seeds import derive, drawing_from
 
 __all__ = ["Augment", "Augmentation", "Transform", "list_augmentations", "parse_augmentation"]
@@ -36,6 +38,12 @@ class Transform:
 
     name: ClassVar[str]
     stage: ClassVar[Literal["pixels", "inputs", "mix"]]
+
+
+def check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise unless a word is one of some."""
+    if value not in allowed:
+        raise ParameterError(f"{name} is {value!r}; it must be {', '.join(allowed[:-1])} or {allowed[-1]}")
 
 
 def check(name: str, value: Any, low: float, high: float = float("inf"), *, whole: bool = False) -> None:
@@ -79,23 +87,55 @@ class CropFlip(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
+class ResizedCrop(Transform):
+    """Cut out a part of every image, of random size, shape and place, and resize it to the whole.
+
+    scale: the smallest share of the area. flip: how probably a part is mirrored.
+    """
+
+    name: ClassVar[str] = "resized-crop"
+    stage: ClassVar[Literal["pixels"]] = "pixels"
+
+    scale: float = 0.08
+    flip: float = 0.5
+    interpolation: Interpolation = "bicubic"
+
+    def __post_init__(self) -> None:
+        check("scale", self.scale, 0, 1)
+        check("flip", self.flip, 0, 1)
+        check_word("interpolation", self.interpolation, INTERPOLATIONS)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        batch, _, height, width = images.shape
+        boxes = random_boxes(batch, height, width, self.scale)
+        mirrored = torch.rand(batch) < self.flip
+        return resize_boxes(images, boxes, mirrored, self.interpolation)
+
+
+@dataclasses.dataclass(frozen=True)
 class RandAugment(Transform):
-    """Apply `ops` random operations of strength `magnitude` (0 … 30) to every image. torchvision's."""
+    """Apply `ops` random operations of strength `magnitude` (0 … 30) to every image. torchvision's.
+
+    p: each operation is applied with this probability. spread: standard deviation of the strength.
+    """
 
     name: ClassVar[str] = "randaugment"
     stage: ClassVar[Literal["pixels"]] = "pixels"
 
     magnitude: int = 9
     ops: int = 2
+    p: float = 1.0
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         check("magnitude", self.magnitude, 0, 30, whole=True)
         check("ops", self.ops, 1, whole=True)
+        check("p", self.p, 0, 1)
+        check("spread", self.spread, 0)
 
     def __call__(self, images: Tensor) -> Tensor:
-        from torchvision.transforms import v2
-
-        return one_by_one(v2.RandAugment(self.ops, self.magnitude), images)
+        batch, _, height, width = images.shape
+        return apply_operations(images, draw_operations(batch, height, width, **dataclasses.asdict(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +148,7 @@ class AutoAugment(Transform):
     policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10"
 
     def __post_init__(self) -> None:
-        if self.policy not in ("cifar10", "imagenet", "svhn"):
-            raise ParameterError(f"policy is {self.policy!r}; it must be cifar10, imagenet or svhn")
+        check_word("policy", self.policy, ("cifar10", "imagenet", "svhn"))
 
     def __call__(self, images: Tensor) -> Tensor:
         from torchvision.transforms import v2
@@ -119,7 +158,10 @@ class AutoAugment(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Erasing(Transform):
-    """Erase one rectangle of every image with probability `p`: the mean colour of the training set takes its place."""
+    """Erase one rectangle of every image with probability `p`.
+
+    fill: what takes its place, the mean colour of the training set, or normal noise with its mean and deviation.
+    """
 
     name: ClassVar[str] = "erasing"
     stage: ClassVar[Literal["inputs"]] = "inputs"
@@ -127,14 +169,16 @@ class Erasing(Transform):
     p: float = 0.25
     smallest: float = 0.02
     largest: float = 0.33
+    fill: Literal["mean", "noise"] = "mean"
 
     def __post_init__(self) -> None:
+        check_word("fill", self.fill, ("mean", "noise"))
         check("p", self.p, 0, 1)
         check("smallest", self.smallest, 0, 1)
         check("largest", self.largest, self.smallest, 1)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        batch, _, height, width = inputs.shape
+        batch, channels, height, width = inputs.shape
         area = height * width * torch.empty(batch).uniform_(self.smallest, self.largest)
         aspect = torch.empty(batch).uniform_(-1.2, 1.2).exp()  # from 0.3 to 3.3, as many wide ones as tall ones
         tall = (area * aspect).sqrt().round().clamp(1, height)
@@ -144,8 +188,13 @@ class Erasing(Transform):
         chosen = torch.rand(batch) < self.p
         rows = inside(torch.arange(height), top, tall) & chosen[:, None]
         columns = inside(torch.arange(width), left, wide)
-        mask = (rows[:, :, None] & columns[:, None, :])[:, None]
-        return inputs.masked_fill(mask.to(inputs.device, non_blocking=True), 0.0)
+        pixels = int((rows.sum(1) * columns.sum(1)).sum())
+        rows, columns = (each.to(inputs.device, non_blocking=True) for each in (rows, columns))
+        erased = (rows[:, :, None] & columns[:, None, :])[:, None]
+        if self.fill == "mean":
+            return inputs.masked_fill(erased, 0.0)
+        noise = torch.randn(channels * pixels).to(inputs.device, inputs.dtype, non_blocking=True)
+        return inputs.masked_scatter(erased, noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +245,9 @@ def inside(positions: Tensor, start: Tensor, length: Tensor) -> Tensor:
     return (positions >= start[:, None]) & (positions < (start + length)[:, None])
 
 
-KINDS: dict[str, type[Any]] = {kind.name: kind for kind in (CropFlip, RandAugment, AutoAugment, Erasing, MixUp, CutMix)}
+KINDS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (CropFlip, ResizedCrop, RandAugment, AutoAugment, Erasing, MixUp, CutMix)
+}
 
 
 def list_augmentations(kinds: Mapping[str, type[Any]] = KINDS) -> list[str]:

@@ -6,6 +6,7 @@ from attemper.training.cost import Cost, step_costs
 from attemper.training.loop import Progress, run
 from attemper.training.ranks import RankError, joined
 from attemper.training.spec import Budget, RunSpec
+from attemper.training.teacher import settled
 
 __all__ = [
     "CHECKPOINT",
@@ -18,5 +19,6 @@ __all__ = [
     "check_run",
     "joined",
     "run",
+    "settled",
     "step_costs",
 ]

@@ -26,6 +26,8 @@ class RunData:
 
     An epoch has whole batches only. What is left over of its order is dropped, another part in every epoch. Several
     ranks share every batch: which samples it has, and how they are augmented, does not depend on how many there are.
+
+    With `repeats` an epoch is as long as without, and sees the first part of its order that often.
     """
 
     def __init__(self, spec: RunSpec, task: Task, device: torch.device, ranks: Ranks = ALONE) -> None:
@@ -35,7 +37,13 @@ class RunData:
         self.augmentation = task.augmentation(budget.augment)
         train, validation = task.split(spec.seed, budget.validation)
         self.train, self.validation = train.to(device), validation.to(device)
-        self.batch_size = min(budget.batch_size, len(train))
+        self.repeats = budget.repeats
+        self.batch_size = min(budget.batch_size, len(train) // self.repeats * self.repeats)
+        if not self.batch_size:
+            raise ParameterError(
+                f"repeats is {self.repeats}; it must be at most the number of training samples, of which there are "
+                f"{len(train)}."
+            )
         if self.batch_size < ranks.size:
             raise ParameterError(
                 f"A batch has {self.batch_size} samples, and {ranks.size} processes share it; each needs at least one. "
@@ -57,11 +65,11 @@ class RunData:
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's part of the batches of an epoch, counted from 1, as the model takes them."""
         order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
-        order = order[: self.images_per_epoch].view(-1, self.batch_size)
+        order = order[: self.images_per_epoch // self.repeats].view(-1, self.batch_size // self.repeats)
         part = self.part
-        if self.augmentation == Augmentation():  # nothing is drawn for a batch as a whole: read no more than one's own
+        if self.augmentation == Augmentation() and self.repeats == 1:  # no draw for the whole: read one's own part
             order, part = order[:, part], slice(None)
-        stored = self.train.batches(order.flatten(), order.shape[1])
+        stored = repeated(self.train.batches(order.flatten(), order.shape[1]), self.repeats)
         for batch, (images, targets) in enumerate(stored):
             inputs, aims = self.augmentation(
                 images,
@@ -76,3 +84,12 @@ class RunData:
         """The training images that the generalisation gap is measured on."""
         order = torch.randperm(len(self.train), generator=generator(self.seed, "measured"))
         return self.train.take(order[:MEASURED].sort().values.to(self.train.targets.device))
+
+
+def repeated(batches: Iterator[tuple[Tensor, Tensor]], times: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches with all of their samples so often, read once.
+
+    The copies of a sample do not stand side by side: mixup and cutmix take a neighbour, which shall be another image.
+    """
+    for images, targets in batches:
+        yield (images, targets) if times == 1 else (torch.cat([images] * times), torch.cat([targets] * times))

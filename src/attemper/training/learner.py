@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from attemper.models import build_model
 from attemper.outputs import counted_in, logits_of
 from attemper.tasks.base import Task
 from attemper.tasks.seeds import derive, drawing_from
+from attemper.training.distillation import answer, distillation_loss, prepare_student
 from attemper.training.meter import Meter
 from attemper.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
 from attemper.training.ranks import ALONE, Ranks
 from attemper.training.spec import Budget, RunSpec
+from attemper.training.teacher import open_teacher
 
 __all__ = ["Average", "Learner"]
 
@@ -53,13 +55,22 @@ class Learner:
         if ranks.sharded:
             shard(self.model, ranks, device)
         self.optimizer = make_optimizer(self.model, self.budget, device, graphs=ranks.alone)
-        self.network: nn.Module = cast(nn.Module, torch.compile(self.model)) if self.budget.compile else self.model
+        self.network = self.compiled(self.model)
         self.objective = connect(Objective(self.network, self.loss), ranks, device)
         self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
         self.meter = Meter(self.budget.loss_bound, device)
         self.accumulate = accumulate
         self.waiting = 0
         """Batches whose gradients the optimiser has not seen yet."""
+        self.teacher: nn.Module | None = None
+        """Whole on every rank, and no part of the model: nothing tempers, trains, averages or stores it."""
+        if self.budget.teacher is not None:
+            prepare_student(self.model)
+            self.teacher = self.compiled(open_teacher(self.budget, task.shape).to(device))
+
+    def compiled(self, network: nn.Module) -> nn.Module:
+        """The network as the budget lets it run."""
+        return cast(nn.Module, torch.compile(network)) if self.budget.compile else network
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
@@ -96,9 +107,10 @@ class Learner:
         seen: list[tuple[Tensor, Tensor]] = []
         counted = counted_in(targets)
         weight = self.weight(counted)
+        taught = self.taught(inputs)
 
         def criterion(out: Any) -> Tensor:
-            loss, logits = self.criterion(out, targets)
+            loss, logits = self.criterion(out, targets, taught)
             seen.append((loss.detach(), logits.detach()))
             return loss
 
@@ -120,10 +132,25 @@ class Learner:
         here = counted.sum().float()
         return here / self.ranks.sum(here) / self.share
 
-    def criterion(self, out: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The task's own loss of an output, and the logits in it."""
-        logits = logits_of(out).float()
-        return self.task.loss(logits, targets, self.budget.smoothing), logits
+    @torch.no_grad()
+    def taught(self, inputs: Tensor) -> Tensor | None:
+        """What the teacher says to a batch, which the student sees in just the same form; None without a teacher."""
+        if self.teacher is None:
+            return None
+        with self.autocast():
+            return logits_of(self.teacher(inputs)).float()
+
+    def criterion(self, out: Any, targets: Tensor, taught: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss of an output, the task's own and the teacher's share in it, and the logits.
+
+        taught: the teacher's logits.
+        """
+        logits, budget = logits_of(out).float(), self.budget
+        loss = self.task.loss(logits, targets, budget.smoothing)
+        if taught is not None:
+            far = distillation_loss(answer(out).float(), taught, budget.distillation, budget.temperature)
+            loss = (1 - budget.distillation_alpha) * loss + budget.distillation_alpha * far
+        return loss, logits
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Lower precision where the budget asks for it."""
@@ -186,8 +213,26 @@ def make_optimizer(
     ]
     captured = graphs and device.type == "cuda"
     rate = torch.tensor(budget.lr, device=device) if captured else budget.lr
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return kind(parameters, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=captured)
+    groups = parameter_groups(model, budget.decay)
+    return kind(groups, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=captured)
+
+
+def parameter_groups(model: nn.Module, decay: Literal["all", "matrices"]) -> list[dict[str, Any]]:
+    """The trained parameters, those that weight decay leaves alone in a group of their own.
+
+    decay: "matrices" leaves out whatever has one dimension, which are biases, norms and scales, and what the model
+        itself names: timm's models have a `no_weight_decay()`, with class token and positions in it.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if decay == "all":
+        return [{"params": list(trained.values())}]
+    named = set(cast(Any, model).no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    alone = {name for name, p in trained.items() if p.ndim <= 1 or name in named}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trained.items() if name not in alone]},
+        {"params": [p for name, p in trained.items() if name in alone], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 class Average:

@@ -35,6 +35,7 @@ from attemper.training.ranks import ALONE, Ranks, current
 from attemper.training.schedule import learning_rate
 from attemper.training.shards import load_shards, refuse_sharded, remove_shards, save_shards
 from attemper.training.spec import FORMAT, RunSpec
+from attemper.training.teacher import settled
 from attemper.training.weights import save_weights
 
 __all__ = ["Progress", "choose_device", "run"]
@@ -74,6 +75,7 @@ def run(
     """
     ranks = current()
     with borrowed():
+        spec = settled(spec, task)
         return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks).finish()
 
 

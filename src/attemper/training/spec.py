@@ -8,12 +8,26 @@ import json
 import math
 from typing import Any, Literal
 
+from attemper.calls import parse_call, render_call
 from attemper.errors import ParameterError, suggestion
 
 __all__ = ["Budget", "RunSpec", "canonical"]
 
 FORMAT = 1
 """Raised when a run of the same description would give another result than before."""
+
+
+LATER = (
+    "repeats",
+    "decay",
+    "teacher",
+    "teacher_weights",
+    "teacher_hash",
+    "distillation",
+    "distillation_alpha",
+    "temperature",
+)
+"""Fields of a budget that were not there from the beginning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,22 @@ class Budget:
     """Share of the training set that is held out to choose the epoch and the configuration."""
     loss_bound: float = 1e4
     """A training loss above it, or one that is not a number, ends the run as diverged."""
+    repeats: int = 1
+    """How often every batch holds each of its images, augmented differently each time. An epoch keeps its length."""
+    decay: Literal["all", "matrices"] = "all"
+    """What weight decay falls on; matrices: not on biases, norms and what the model's own no_weight_decay() names."""
+    teacher: str | None = None
+    """A trained model to learn from beside the labels, such as 'timm:regnety_160.deit_in1k(pretrained=true)'."""
+    teacher_weights: str | None = None
+    """The teacher's weights: a safetensors file, such as the model.safetensors of a run."""
+    teacher_hash: str | None = None
+    """Of the teacher's weights; filled in when a run begins. Given, other weights are refused."""
+    distillation: Literal["hard", "soft"] = "hard"
+    """What is learnt from the teacher; hard: its answer; soft: its probabilities at a temperature."""
+    distillation_alpha: float = 0.5
+    """Share of the teacher in the loss; the labels have the rest."""
+    temperature: float = 3.0
+    """What soft distillation divides logits by."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -67,6 +97,17 @@ class Budget:
         self._check("smoothing", 0 <= self.smoothing < 1, "from 0 to below 1")
         self._check("validation", 0 < self.validation < 1, "between 0 and 1")
         self._check("loss_bound", self.loss_bound > 0, "above 0")
+        self._check("repeats", self.repeats >= 1, "at least 1")
+        self._check("decay", self.decay in ("all", "matrices"), "'all' or 'matrices'")
+        self._check("distillation", self.distillation in ("hard", "soft"), "'hard' or 'soft'")
+        self._check("distillation_alpha", 0 <= self.distillation_alpha <= 1, "from 0 to 1")
+        self._check("temperature", self.temperature > 0, "above 0")
+        if self.batch_size % self.repeats:
+            raise ParameterError(
+                f"batch_size is {self.batch_size}, and every image is in a batch {self.repeats} times (repeats); it "
+                f"must be a multiple of that, such as {-(-self.batch_size // self.repeats) * self.repeats}."
+            )
+        self._check_teacher()
 
     def _read(self, name: str, kind: str) -> None:
         """See that a value has its type. A whole number in place of a float becomes one, so that keys are equal."""
@@ -89,6 +130,29 @@ class Budget:
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
             raise ParameterError(f"{name} is {getattr(self, name)!r}; it must be {allowed}.")
+
+    def _check_teacher(self) -> None:
+        """An option that could not have any effect is refused: it would be a slip of the pen."""
+        if self.teacher is not None:
+            try:
+                text = render_call(*parse_call(self.teacher))
+            except ParameterError as error:
+                raise ParameterError(f"teacher is {self.teacher!r}: {error}") from None
+            object.__setattr__(self, "teacher", text)  # equal teachers must give equal keys
+            if self.distillation == "hard" and self.temperature != Budget.temperature:
+                raise ParameterError(f"temperature is {self.temperature}; only soft distillation has one.")
+            return
+        for name in ("teacher_weights", "teacher_hash", "distillation", "distillation_alpha", "temperature"):
+            if getattr(self, name) != getattr(Budget, name):
+                raise ParameterError(f"{name} is {getattr(self, name)!r}, and there is no teacher to learn from.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The budget as plain data. Fields that came later are left out where they say nothing.
+
+        So whatever a budget could say before is still said in the same words, and runs keep the keys that they had.
+        """
+        whole = dataclasses.asdict(self)
+        return {name: value for name, value in whole.items() if name not in LATER or value != getattr(Budget, name)}
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Budget:
@@ -117,7 +181,7 @@ class RunSpec:
     """What is measured at the end beside accuracy and loss, such as 'calibration': suites of `attemper.evaluation`."""
 
     def to_dict(self) -> dict[str, Any]:
-        whole = dataclasses.asdict(self)
+        whole = {**dataclasses.asdict(self), "budget": self.budget.to_dict()}
         suites = whole.pop("evaluate")  # only where there are any: runs without keep the keys that they always had
         return {**whole, "evaluate": list(suites)} if suites else whole
 
@@ -127,8 +191,17 @@ class RunSpec:
         return cls(**{**given, "budget": Budget.from_dict(given["budget"]), "evaluate": suites})
 
     def key(self, fingerprint: str) -> str:
-        """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included."""
+        """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included.
+
+        A teacher counts by its weights, wherever their file lies.
+        """
+        if self.budget.teacher is not None and self.budget.teacher_hash is None:
+            raise ParameterError(
+                f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
+                "attemper.training.settled(spec, task) looks at them."
+            )
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
+        whole["budget"].pop("teacher_weights", None)
         return hashlib.sha256(canonical(whole).encode()).hexdigest()[:20]
 
 
