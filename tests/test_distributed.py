@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +24,8 @@ from attemper.training.loop import Run, choose_device
 from attemper.training.ranks import ALONE, Ranks, current
 from teams import DIED, team
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 TASK = "digits(train=200, test=50)"
 TINY = "vit-cifar(depth=2, width=16, heads=2, mlp=16)"  # the head of vit-digits starts at zero, and hides the rest
@@ -40,14 +41,6 @@ PENALTIES = [
     "dropkey(0.1) + consistency(0.7, direction=symmetric) + explicit(v=0.5, reduction=sum)",
     "dropattention(0.1) + rdrop(0.7)",
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def spec(recipe: str = "none", *, seed: int = 0, **budget: Any) -> RunSpec:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,12 @@ from attemper.training.checkpoint import load_checkpoint
 from attemper.training.learner import Learner
 from teams import DIED, free_port, team
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TASK = "digits(train=200, test=50)"
 MODEL = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
 STEPS = 7
 """Of an epoch."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def spec(recipe: str, **budget: Any) -> RunSpec:
@@ -56,7 +49,7 @@ def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int
         if killed is not None and killed[0] == ranks.rank:
             die_at(killed[1])
         told = lambda event: warnings.extend([event["warning"]] if "warning" in event else [])  # noqa: E731
-        result = run(chosen, open_task(TASK), folder=folder, progress=told, device="cpu")
+        result = run(chosen, open_task(chosen.task), folder=folder, progress=told, device="cpu")
     return {name: value for name, value in result.items() if name != "timing"}, warnings
 
 

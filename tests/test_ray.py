@@ -33,8 +33,13 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), here]))  # nodes need our fakes
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    system = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 1000,
+        "health_check_failure_threshold": 5,
+        "worker_niceness": 0,  # beside other tests, Ray's own 15 would leave its workers next to nothing
+    }
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": system}
     found = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         found.add_node(num_cpus=1)
