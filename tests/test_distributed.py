@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from attemper import list_methods, parse
 from attemper.errors import ParameterError
 from attemper.methods.consistency import Consistency
+from attemper.methods.kinds import LossTerm, Penalty
 from attemper.outputs import counted_in
 from attemper.tasks import Source, Task, open_task
 from attemper.training import Budget, RunSpec, joined
@@ -122,6 +124,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 COMPILED: tuple[str, dict[str, Any]] = ("explicit(v=0.5, reduction=sum)", {"compile": True})
+
+
+def test_every_method_that_adds_to_the_loss_is_among_the_steps() -> None:
+    tried = {type(method) for recipe in PENALTIES for method in parse(recipe)}
+    assert {method for method in list_methods() if issubclass(method, Penalty | LossTerm)} <= tried
 
 
 @pytest.mark.parametrize("size", [2, 4])

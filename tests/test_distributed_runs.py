@@ -221,6 +221,21 @@ def test_compare_trains_every_run_with_all_ranks_and_survives_a_run_that_fails_o
     assert (tmp_path / "study" / "report.html").exists()
 
 
+def typed_without_locks(*words: str) -> tuple[int, str, str]:
+    from attemper.study import locks
+
+    late = locks.RIVAL.replace("flush=True)\n", "flush=True)\nimport time\ntime.sleep(1)\n")
+    locks.RIVAL = late.replace("os.O_EXCL", "0")  # a file system that forgets it
+    return typed(*words)
+
+
+def test_compare_refuses_a_folder_without_working_locks_on_all_ranks(tmp_path: Path) -> None:
+    zero, one = team(2, typed_without_locks, "compare", *SMALL, "--seeds", "1", "--folder", str(tmp_path / "study"))
+    assert zero[0] == one[0] == 2
+    assert "has no working locks" in zero[2]
+    assert "Rank 0 stopped: FolderError: The file system of" in one[2]
+
+
 def test_what_goes_wrong_at_the_very_end_leaves_the_ranks_ready_too(tmp_path: Path) -> None:
     assert team(2, cannot_write, tmp_path / "run", spec("none", epochs=1)) == [[0, 1], [0, 1]]
 
