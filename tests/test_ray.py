@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from attemper.errors import ParameterError
-from attemper.study import StoppedError, Study, StudyError, status_of, work
+from attemper.study import StoppedError, Study, StudyError, ray_executor, status_of, work
 from attemper.study.executor import MOST_DEATHS
 from attemper.study.locks import beacon
 from attemper.study.ray_executor import RayCluster, RayCrew, check_room
@@ -205,6 +206,29 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeyp
     for wrong in ("ray://10.0.0.1:10001", "head", ":6379"):
         with pytest.raises(StudyError, match="it must be HOST:PORT of the cluster's head"):
             work(study, executor=RayCluster(wrong))
+    assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
+
+
+def test_an_address_where_something_else_listens_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "KNOCK", 0.2)
+    study = Study(tmp_path, make_plan(), engine=FakeEngine())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        somebody = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(StudyError, match=f"There is no Ray cluster at {somebody}: timed out"):
+            work(study, executor=RayCluster(somebody))
+        server.accept()[0].close()
+
+        def refuse() -> None:
+            line = server.accept()[0]
+            line.sendall(b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n")
+            line.recv(100)
+            line.close()
+
+        threading.Thread(target=refuse).start()
+        with pytest.raises(StudyError, match=f"no Ray cluster at {somebody}: something else listens there.*dashboard"):
+            work(study, executor=RayCluster(somebody))
     assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
 
 
