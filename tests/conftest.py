@@ -23,6 +23,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def quick_workers() -> Iterator[None]:
+    """Workers of a study are forked from a server that has imported everything: by themselves they take ten seconds."""
+    from attemper.study import processes
+    from teams import start_server
+
+    start_server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "START", "forkserver")
+        yield
+
+
 @pytest.fixture
 def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler of `attemper bench` takes a second per step; what it measures has a test of its own."""
