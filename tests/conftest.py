@@ -1,6 +1,8 @@
-"""What every test starts from."""
+"""What every test starts from, and what many of them use."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,3 +12,30 @@ import torch
 def seeded() -> None:
     """Numbers drawn in a test are the same on every run, whichever tests ran before it in the same process."""
     torch.manual_seed(20)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small matrices are slower with several threads, much slower where other programs run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def quick_workers() -> Iterator[None]:
+    """Workers of a study are forked from a server that has imported everything: by themselves they take ten seconds."""
+    from attemper.study import processes
+    from teams import start_server
+
+    start_server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "START", "forkserver")
+        yield
+
+
+@pytest.fixture
+def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler of `attemper bench` takes a second per step; what it measures has a test of its own."""
+    monkeypatch.setattr("attemper.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)

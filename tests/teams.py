@@ -32,7 +32,7 @@ def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -
     members = []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}
         process = context.Process(target=serve, args=(theirs, own, check, args))
         process.start()
         theirs.close()

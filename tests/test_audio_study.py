@@ -29,15 +29,9 @@ from summaries import EVIL, summary
 from test_published import recipes_of
 from test_report import whole
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFUSION = [[8, 2, 0], [1, 9, 0], [0, 3, 7]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(recipe: str = "none", **changes: Any) -> RunSpec:

@@ -19,6 +19,8 @@ from attemper.cli.compare import Compare, folder_of
 from attemper.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
 from attemper.study.published import SCALES, catalogue, find_table
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SMALL = ["--seeds", "2", "--epochs", "1", "--workers", "1"]
 PATHS = [[name] for name in COMMANDS if name not in GROUPS]
 PATHS += [[group, name] for group, (_, members) in GROUPS.items() for name in members]
@@ -111,7 +113,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
 
 # -------------------------------------------------------------------------------------------------------- the main job
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(quick_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study") / "one"
     code = main(["compare", "--recipes", "cb", "--folder", str(folder), "--no-costs", *SMALL])
     assert code == 0

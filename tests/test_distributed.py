@@ -6,15 +6,16 @@ import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from attemper import list_methods, parse
 from attemper.errors import ParameterError
 from attemper.methods.consistency import Consistency
+from attemper.methods.kinds import LossTerm, Penalty
 from attemper.outputs import counted_in
 from attemper.tasks import Source, Task, open_task
 from attemper.training import Budget, RunSpec, joined
@@ -24,6 +25,8 @@ from attemper.training.learner import Learner
 from attemper.training.loop import Run, choose_device
 from attemper.training.ranks import ALONE, Ranks, current
 from teams import DIED, team
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 TASK = "digits(train=200, test=50)"
@@ -40,14 +43,6 @@ PENALTIES = [
     "dropkey(0.1) + consistency(0.7, direction=symmetric) + explicit(v=0.5, reduction=sum)",
     "dropattention(0.1) + rdrop(0.7)",
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def spec(recipe: str = "none", *, seed: int = 0, **budget: Any) -> RunSpec:
@@ -129,6 +124,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 COMPILED: tuple[str, dict[str, Any]] = ("explicit(v=0.5, reduction=sum)", {"compile": True})
+
+
+def test_every_method_that_adds_to_the_loss_is_among_the_steps() -> None:
+    tried = {type(method) for recipe in PENALTIES for method in parse(recipe)}
+    assert {method for method in list_methods() if issubclass(method, Penalty | LossTerm)} <= tried
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -286,7 +286,8 @@ def test_a_rank_that_is_killed_stops_the_others() -> None:
     assert one == DIED
     for kind, text in (zero, two):
         assert kind == "RankError"
-        assert "gone without a word" in text
+        assert "Rank 1 is gone without a word" in text
+        assert "pytorch" not in text, "where in torch's sources it was noticed helps nobody"
 
 
 def hangs() -> None:
@@ -325,7 +326,7 @@ def slow_to_answer() -> None:
 def test_waiting_for_a_rank_has_an_end() -> None:
     zero, _ = team(2, slow_to_answer, ATTEMPER_TIMEOUT="1")
     assert zero[0] == "RankError"
-    assert "did not answer in time" in zero[1]
+    assert "did not answer in time: Timed out waiting" in zero[1]
 
 
 def test_variables_of_the_launcher_are_read_with_care() -> None:
@@ -337,6 +338,22 @@ def test_variables_of_the_launcher_are_read_with_care() -> None:
     both = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}
     with pytest.raises(ParameterError, match="accelerate launch was told --use_fsdp"):
         joined("ddp", both).__enter__()
-    for given in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x"}):
-        with pytest.raises(ParameterError, match=r"The variable \w+ is .*; it must be a whole number"):
+    for given in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x"}):
+        with pytest.raises(ParameterError, match=r"The variable \w+ is '\w+'; it must be a whole number"):
             joined(environment=given).__enter__()
+    for given in ({"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}):
+        with pytest.raises(ParameterError, match=r"The variable (RANK|MASTER_ADDR) is missing, .* torchrun"):
+            joined(environment=given).__enter__()
+
+
+def comes_alone() -> None:
+    with joined():
+        raise AssertionError("there is nobody to be joined with")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_the_others_never_join_says_so(rank: str) -> None:
+    ((kind, text),) = team(1, comes_alone, WORLD_SIZE="2", RANK=rank, ATTEMPER_TIMEOUT="1")
+    assert kind == "RankError"
+    assert f"Rank {rank} of 2 cannot reach the others at 127.0.0.1:" in text
+    assert "All 2 processes must be started within 1 s," in text

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,12 @@ from attemper.training.checkpoint import load_checkpoint
 from attemper.training.learner import Learner
 from teams import DIED, free_port, team
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TASK = "digits(train=200, test=50)"
 MODEL = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
 STEPS = 7
 """Of an epoch."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def spec(recipe: str, **budget: Any) -> RunSpec:
@@ -56,7 +49,7 @@ def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int
         if killed is not None and killed[0] == ranks.rank:
             die_at(killed[1])
         told = lambda event: warnings.extend([event["warning"]] if "warning" in event else [])  # noqa: E731
-        result = run(chosen, open_task(TASK), folder=folder, progress=told, device="cpu")
+        result = run(chosen, open_task(chosen.task), folder=folder, progress=told, device="cpu")
     return {name: value for name, value in result.items() if name != "timing"}, warnings
 
 
@@ -226,6 +219,21 @@ def test_compare_trains_every_run_with_all_ranks_and_survives_a_run_that_fails_o
     assert {result["versions"]["ranks"] for result in results} == {"2, ddp"}
     assert json.loads((tmp_path / "study" / "summary.json").read_text())["complete"] is True
     assert (tmp_path / "study" / "report.html").exists()
+
+
+def typed_without_locks(*words: str) -> tuple[int, str, str]:
+    from attemper.study import locks
+
+    late = locks.RIVAL.replace("flush=True)\n", "flush=True)\nimport time\ntime.sleep(1)\n")
+    locks.RIVAL = late.replace("os.O_EXCL", "0")  # a file system that forgets it
+    return typed(*words)
+
+
+def test_compare_refuses_a_folder_without_working_locks_on_all_ranks(tmp_path: Path) -> None:
+    zero, one = team(2, typed_without_locks, "compare", *SMALL, "--seeds", "1", "--folder", str(tmp_path / "study"))
+    assert zero[0] == one[0] == 2
+    assert "has no working locks" in zero[2]
+    assert "Rank 0 stopped: FolderError: The file system of" in one[2]
 
 
 def test_what_goes_wrong_at_the_very_end_leaves_the_ranks_ready_too(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def test_noise_stands_for_data_of_any_size_without_holding_it() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- the command line
+@pytest.mark.usefixtures("quick_workers")
 def test_a_plan_is_estimated_on_noise_and_told_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "plan",

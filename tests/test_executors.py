@@ -18,6 +18,8 @@ from attemper.study.resources import Resources
 from study_fakes import FakeEngine, break_down, make_plan, make_result
 from test_study import Recorder
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 GIB = 1024**3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 from attemper.errors import ParameterError
-from attemper.study import StoppedError, Study, StudyError, status_of, work
+from attemper.study import StoppedError, Study, StudyError, ray_executor, status_of, work
 from attemper.study.executor import MOST_DEATHS
 from attemper.study.locks import beacon
 from attemper.study.ray_executor import RayCluster, RayCrew, check_room
 from attemper.study.resources import Resources
-from study_fakes import FakeEngine, break_down, die_once, make_plan
+from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
 from test_study import Recorder, results_without_timings, tree, worked
 
 ray = pytest.importorskip("ray")
@@ -33,8 +34,13 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), here]))  # nodes need our fakes
     from ray.cluster_utils import Cluster
 
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    system = {
+        "health_check_initial_delay_ms": 0,
+        "health_check_period_ms": 1000,
+        "health_check_failure_threshold": 5,
+        "worker_niceness": 0,  # beside other tests, Ray's own 15 would leave its workers next to nothing
+    }
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": system}
     found = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         found.add_node(num_cpus=1)
@@ -44,38 +50,58 @@ def cluster() -> Iterator[Any]:
 
 
 class Killer(Recorder):
-    """Takes a node away, without warning, when so many runs are done and every node is at work on one."""
+    """Takes a node away, without warning, that holds a run at the half-way gate; opens the gate once it is missed."""
 
-    def __init__(self, cluster: Any, after: int) -> None:
+    def __init__(self, cluster: Any, study: Study) -> None:
         super().__init__()
-        self.cluster, self.after, self.killed = cluster, after, False
+        self.cluster, self.study = cluster, study
+        self.lost: str | None = None
+        """The run that was under way on that node, in words."""
+        self.done = 0
+        """How many runs were done by then."""
 
     def show(self, status: Any) -> None:
-        if not self.killed and status.done >= self.after and self.all_have_checkpoints(status):
-            self.killed = True
-            self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
+        found = None if self.lost else self.held_run()
+        if found is not None:
+            key, node = found
+            self.lost, self.done = self.study.describe(key), len(self.study.results())
+            self.cluster.remove_node(node, allow_graceful=False)
 
-    def all_have_checkpoints(self, status: Any) -> bool:
-        return len(status.running) == 3 and all(run.share > 0.25 for run in status.running)
+    def held_run(self) -> tuple[str, Any] | None:
+        """A run that waits at the gate, and its node: not one that the cluster or this process needs."""
+        here = ray.get_runtime_context().get_node_id()
+        spare = {node.node_id: node for node in self.cluster.worker_nodes if node.node_id != here}
+        for waits in (self.study.folder / "work").glob("*/waits"):
+            if (node := spare.get(waits.read_text())) is not None:
+                return waits.parent.name, node
+        return None
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if self.lost and text.startswith(self.lost):
+            open_gate(self.study.folder)
 
 
 def test_a_study_whose_node_dies_half_way_ends_with_the_results_of_an_undisturbed_one(
     cluster: Any, tmp_path: Path
 ) -> None:
     plan = make_plan(RECIPES, seeds=3)
-    worked(tmp_path / "quiet", plan)
+    quiet = worked(tmp_path / "quiet", plan)
     log = tmp_path / "log"
-    view = Killer(cluster, after=4)
-    study = Study(tmp_path / "study", plan, engine=FakeEngine(log, pause=0.4))
+    recipes = {spec.recipe for spec in quiet.runs.values()}
+    engine = FakeEngine(log, troubles=dict.fromkeys(recipes, wait_half_way))
+    study = Study(tmp_path / "study", plan, engine=engine)
+    view = Killer(cluster, study)
     status = work(study, view=view, executor=RayCluster(cluster.address))
-    assert view.killed
+    assert view.lost, "the node was taken away"
+    assert 6 <= view.done <= 8, "half-way"
+    assert f"{view.lost} lost its worker and goes on from its checkpoint elsewhere" in "\n".join(view.notes)
     assert (status.done, status.failed, len(status.running)) == (12, 0, 0)
     assert results_without_timings(tmp_path / "study") == results_without_timings(tmp_path / "quiet")
     assert tree(tmp_path / "study") == tree(tmp_path / "quiet")
     lines = Counter(log.read_text().splitlines())
     assert sum(line.startswith("end") for line in lines.elements()) == 12, "no result is made twice"
     assert set(lines.values()) == {1}, "what the node had begun goes on from its checkpoint"
-    assert sum("goes on from its checkpoint elsewhere" in note for note in view.notes) == 1
     cluster.add_node(num_cpus=1)
 
 
@@ -105,7 +131,7 @@ def test_ctrl_c_calls_the_runs_back_and_frees_them(cluster: Any, tmp_path: Path)
     assert status_of(study).running == ()
     assert not list((tmp_path / "claims").glob(".beacon*"))
     assert not ray.is_initialized()
-    study.work()
+    Study(tmp_path, engine=FakeEngine()).work()
     worked(tmp_path / "quiet", make_plan())
     done = results_without_timings(tmp_path)
     assert done == results_without_timings(tmp_path / "quiet"), "what one executor began another one can finish"
@@ -180,6 +206,29 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeyp
     for wrong in ("ray://10.0.0.1:10001", "head", ":6379"):
         with pytest.raises(StudyError, match="it must be HOST:PORT of the cluster's head"):
             work(study, executor=RayCluster(wrong))
+    assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
+
+
+def test_an_address_where_something_else_listens_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "KNOCK", 0.2)
+    study = Study(tmp_path, make_plan(), engine=FakeEngine())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        somebody = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(StudyError, match=f"There is no Ray cluster at {somebody}: timed out"):
+            work(study, executor=RayCluster(somebody))
+        server.accept()[0].close()
+
+        def refuse() -> None:
+            line = server.accept()[0]
+            line.sendall(b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n")
+            line.recv(100)
+            line.close()
+
+        threading.Thread(target=refuse).start()
+        with pytest.raises(StudyError, match=f"no Ray cluster at {somebody}: something else listens there.*dashboard"):
+            work(study, executor=RayCluster(somebody))
     assert list(tmp_path.iterdir()) == [], "nothing is written for a mistake"
 
 

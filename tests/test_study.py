@@ -27,6 +27,8 @@ from study_fakes import (
 )
 from test_claims import silence
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def tree(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

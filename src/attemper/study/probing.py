@@ -98,11 +98,11 @@ def probe(
     workers, per_gpu: how many processes measure side by side, as in `attemper.study.processes.Processes`, but for runs
         that are packed on a GPU by themselves: without per_gpu it has one each.
     """
-    from attemper.study.processes import Processes
+    from attemper.study.processes import START, Processes
 
     gpus = len(gpu_memory())
     size = min(Processes(workers, per_gpu).size(gpu_memory(), []), len(plan.runs()))
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START)
     start_together = context.Barrier(size)
     lines, crew = [], []
     for place in range(size):

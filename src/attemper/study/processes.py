@@ -11,7 +11,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -24,6 +24,8 @@ from attemper.tasks.telling import Nobody, listening
 
 __all__ = ["Processes", "cores", "gpu_memory", "runs_per_gpu"]
 
+START: Final = "spawn"
+"""How processes begin: anew rather than forked, since torch's threads and CUDA's state do not survive a fork."""
 PATIENCE = 10.0
 """Seconds that a worker has to leave its run when it is asked to."""
 
@@ -161,8 +163,7 @@ class ProcessCrew:
             threads=max(1, cores() // self._size),
             device=f"cuda:{place % gpus}" if gpus else None,
         )
-        # Started anew rather than forked: torch's threads and CUDA's state do not survive a fork.
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START)
         line, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, orders), name=f"attemper-worker-{place}")
         process.start()

@@ -194,11 +194,26 @@ def _knock(address: str | None) -> None:
             "Run the command on a machine of the cluster."
         )
     try:
-        socket.create_connection((host, int(port)), timeout=KNOCK).close()
+        with socket.create_connection((host, int(port)), timeout=KNOCK) as line:
+            known = _speaks_grpc(line)
     except (OSError, OverflowError) as error:
         raise StudyError(
             f"There is no Ray cluster at {address}: {error}. 'ray status' on its head tells the right address."
         ) from None
+    if not known:
+        raise StudyError(
+            f"There is no Ray cluster at {address}: something else listens there. The port of a cluster's head is 6379 "
+            "unless it was started with another one; 8265 is that of its dashboard."
+        )
+
+
+def _speaks_grpc(line: socket.socket) -> bool:
+    """Whether the head of a cluster may be at the other end: it greets with a frame of settings, as HTTP/2 wants it."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True  # whom we cannot greet in the open
+    line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    with line.makefile("rb") as said:
+        return said.read(4)[3:] == b"\x04"
 
 
 def default_resources(cluster: dict[str, float]) -> Resources:

@@ -15,6 +15,7 @@ from attemper.study.engine import Engine, Progress, Task
 from attemper.study.errors import StudyError
 from attemper.study.executor import Executor
 from attemper.study.live import View
+from attemper.study.locks import check_locks
 from attemper.study.status import status_of
 from attemper.study.study import Study
 from attemper.study.summary import Summary
@@ -102,6 +103,7 @@ def work_together(study: Study, view: View, *, workers: int | None = None, execu
         raise StudyError(f"{given}; under torchrun or accelerate launch all processes train each run.")
     for note in study.prepare():
         view.note(note)
+    check_locks(study.claims.folder)  # other teams may work on the same folder
     with showing(study, view):
         study.work(say=view.note)
     study.sweep()

@@ -11,6 +11,7 @@ import contextvars
 import datetime
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -188,12 +189,14 @@ class Ranks:
     def _first_failure(self, error: BaseException) -> Mapping[str, Any]:
         """Tell the others why this rank stops, unless one of them stopped before; whichever came first."""
         lost = _is_lost_connection(error)
-        own = {"rank": self.rank, "text": f"{type(error).__name__}: {error}"}
+        own: dict[str, Any] = {"rank": self.rank, "text": f"{type(error).__name__}: {error}"}
         if lost:
-            own = {"rank": None, "text": str(error).splitlines()[0]}
+            own = {"rank": None, "text": _in_short(error), "silent": []}
         try:
             if lost:  # whoever broke it says why, unless it was killed
+                self._store.set(f"here {self.rank}", "")
                 self._wait_until(lambda: self._failure() is not None)
+                own["silent"] = [rank for rank in range(self.size) if not self._store.check([f"here {rank}"])]
             first: Mapping[str, Any] = json.loads(self._store.compare_set(FAILURE, "", json.dumps(own)))
             return first
         except RuntimeError:  # the store is gone as well, and with it whoever kept it
@@ -227,7 +230,8 @@ class Ranks:
             try:
                 text = store.get(FAILURE).decode() if store.check([FAILURE]) else None
             except RuntimeError:
-                text = json.dumps({"rank": None, "text": "the process that keeps the ranks together is gone"})
+                gone = "the process that keeps the ranks together is gone"
+                text = json.dumps({"rank": None, "text": gone, "silent": []})
             if text is not None and not left.wait(GRACE):
                 sys.stderr.write(f"attemper: {_words(json.loads(text))}\n")
                 sys.stderr.flush()
@@ -239,10 +243,23 @@ def _is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
+def _in_short(error: BaseException) -> str:
+    """What torch says of a broken connection, without where in its sources, and without advice."""
+    first = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return re.sub(r"^\[[^]]*\] *", "", first).rstrip(".")
+
+
 def _words(failure: Mapping[str, Any]) -> str:
-    if failure["rank"] is None:
-        return f"Another rank is gone without a word, or did not answer in time: {failure['text']}"
-    return f"Rank {failure['rank']} stopped: {failure['text']}"
+    if failure["rank"] is not None:
+        return f"Rank {failure['rank']} stopped: {failure['text']}"
+    match failure["silent"]:
+        case []:
+            who = "Another rank is"
+        case [rank]:
+            who = f"Rank {rank} is"
+        case ranks:
+            who = f"Ranks {', '.join(map(str, ranks))} are"
+    return f"{who} gone without a word, or did not answer in time: {failure['text']}"
 
 
 ALONE = Ranks()
@@ -286,8 +303,7 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
         sharded=told_fsdp or parallel == "fsdp",
         timeout=float(_number(environment, "ATTEMPER_TIMEOUT", int(TIMEOUT))),
     )
-    store, _, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ranks.timeout)))
-    ranks.form(store)
+    _meet(ranks, environment)
     before = _joined.set(ranks)
     try:
         with ranks.speaking_up():
@@ -298,13 +314,35 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
         ranks.leave()
 
 
+def _meet(ranks: Ranks, environment: Mapping[str, str]) -> None:
+    """Connect to the other processes, as soon as all of them are there."""
+    where = ":".join(_variable(environment, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ranks.timeout)))
+        ranks.form(store)
+    except dist.DistError as error:
+        raise RankError(
+            f"Rank {ranks.rank} of {ranks.size} cannot reach the others at {where} (MASTER_ADDR and MASTER_PORT): "
+            f"{_in_short(error)}. All {ranks.size} processes must be started within {ranks.timeout:g} s, with "
+            "the same address, and nothing else may listen on its port."
+        ) from error
+
+
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A variable that a launcher sets."""
-    text = environment.get(name)
-    if text is None and default is not None:
+    """A variable that a launcher sets, and that is a whole number."""
+    if default is not None and name not in environment:
         return default
-    if text is None or not text.isdigit():
-        raise ParameterError(
-            f"The variable {name} is {text!r}; it must be a whole number. torchrun and accelerate launch set it."
-        )
+    text = _variable(environment, name)
+    if not text.isdigit():
+        raise ParameterError(f"The variable {name} is '{text}'; it must be a whole number.")
     return int(text)
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    """A variable that a launcher sets."""
+    if name not in environment:
+        raise ParameterError(
+            f"The variable {name} is missing, and WORLD_SIZE says that there are ranks. torchrun and accelerate "
+            "launch set both."
+        )
+    return environment[name]
