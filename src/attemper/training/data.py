@@ -54,15 +54,20 @@ class RunData:
     def images_per_epoch(self) -> int:
         return self.batches_per_epoch * self.batch_size
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's part of the batches of an epoch, counted from 1, as the model takes them."""
+    def epoch(self, epoch: int, after: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's part of the batches of an epoch, counted from 1, as the model takes them.
+
+        after: so many batches were there before; they are neither read nor augmented again.
+        """
+        if after >= self.batches_per_epoch:
+            return
         order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
-        order = order[: self.images_per_epoch].view(-1, self.batch_size)
+        order = order[: self.images_per_epoch].view(-1, self.batch_size)[after:]
         part = self.part
         if self.augmentation == Augmentation():  # nothing is drawn for a batch as a whole: read no more than one's own
             order, part = order[:, part], slice(None)
         stored = self.train.batches(order.flatten(), order.shape[1])
-        for batch, (images, targets) in enumerate(stored):
+        for batch, (images, targets) in enumerate(stored, start=after):
             inputs, aims = self.augmentation(
                 images,
                 targets,
