@@ -23,8 +23,10 @@ SAMPLE = 10_000
 class Source(Protocol):
     """A set of samples with what is to be predicted of them."""
 
-    targets: Tensor
-    """Class of every sample, int64 (N); of sequences, that of every position, (N, T)."""
+    @property
+    def targets(self) -> Tensor:
+        """Class of every sample, int64 (N); of sequences, that of every position, (N, T)."""
+        ...
 
     def __len__(self) -> int: ...
 
