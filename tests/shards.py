@@ -1,4 +1,4 @@
-"""Small data sets in the layouts of large ones: tar files as WebDataset has them, parquet files as Hugging Face does."""
+"""Small data sets in the layouts of large ones: tar files as WebDataset has them, parquet files of Hugging Face."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def write_parquet(
     import datasets
 
     folder.mkdir(parents=True, exist_ok=True)
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green", "blue"])})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green", "blue"])}
+    )
     first = 0
     for part, counts in (("train", train), (test_name, test)):
         for number, count in enumerate(counts):

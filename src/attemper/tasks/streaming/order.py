@@ -27,6 +27,9 @@ on it."""
 BUFFER = 256
 """Samples of a lane that are shuffled together, at least: with all lanes, a batch is drawn from some 4,000."""
 
+LISTED = 128
+"""Samples of a list that make a unit."""
+
 WHOLE = 20
 """Where so many units or more would be held out, whole ones are, if units cannot be read in part."""
 
@@ -57,6 +60,8 @@ class Selection:
 
     def stored(self, positions: Tensor) -> Tensor:
         """From positions in the selection to numbers of samples."""
+        if not len(positions):
+            return positions
         places = positions.numpy()
         units = np.searchsorted(self.ends, places, side="right")
         inside = places - (self.ends[units] - self.counts[units])
@@ -66,6 +71,10 @@ class Selection:
         for unit, mine in zip(present.tolist(), np.split(by_unit, begins[1:]), strict=True):
             found[torch.from_numpy(mine)] = self.unit(unit)[torch.from_numpy(inside[mine])]
         return found
+
+    def take(self, positions: Tensor) -> Selection:
+        """Only these samples, in this order."""
+        return _Listed(self.stored(positions), self.by_unit)
 
     def divide(self, held: int, seed: int, *, exactly: bool = False) -> tuple[Selection, Selection]:
         """What is kept, and about `held` samples that are not.
@@ -79,11 +88,8 @@ class Selection:
         if self.by_unit and not exactly and WHOLE <= units <= len(self.counts) - WHOLE:
             out = np.zeros(len(self.counts), dtype=bool)
             out[torch.randperm(len(self.counts), generator=generator(seed, "split"))[:units].numpy()] = True
-            return self._only(~out), self._only(out)
+            return _Units(self, np.flatnonzero(~out)), _Units(self, np.flatnonzero(out))
         return _Share(self, held, seed, held_out=False), _Share(self, held, seed, held_out=True)
-
-    def _only(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Selection:
-        return _Units(self, np.flatnonzero(chosen))
 
 
 class _Units(Selection):
@@ -95,6 +101,21 @@ class _Units(Selection):
 
     def unit(self, unit: int) -> Tensor:
         return self.whole.unit(int(self.units[unit]))
+
+
+class _Listed(Selection):
+    """Samples by their numbers, in any order."""
+
+    def __init__(self, samples: Tensor, by_unit: bool) -> None:
+        starts = np.arange(0, len(samples), LISTED)
+        super().__init__(starts, np.diff(starts, append=len(samples)), by_unit)
+        self.samples = samples
+
+    def unit(self, unit: int) -> Tensor:
+        return self.samples[super().unit(unit)]
+
+    def stored(self, positions: Tensor) -> Tensor:
+        return self.samples[positions]
 
 
 class _Share(Selection):

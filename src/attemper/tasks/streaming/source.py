@@ -64,33 +64,25 @@ def default_workers() -> int:
 
 @dataclasses.dataclass
 class StreamSource:
-    """Samples of a store.
-
-    selection: which. chosen: of them only these, by their numbers in the store, and in this order; none: all.
-    """
+    """Samples of a store. selection: which."""
 
     store: Store
     selection: Selection
     preparation: Preparation
-    chosen: Tensor | None = None
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     workers: int = dataclasses.field(default_factory=default_workers)
     in_memory: bool = dataclasses.field(default=False, init=False)
 
     def __len__(self) -> int:
-        return len(self.selection) if self.chosen is None else len(self.chosen)
+        return len(self.selection)
 
     @cached_property
     def targets(self) -> Tensor:
         """As long as the data set; training does not ask for it."""
-        return self.store.labels()[self.stored(torch.arange(len(self)))]
-
-    def stored(self, positions: Tensor) -> Tensor:
-        """Numbers of samples in the store."""
-        return self.selection.stored(positions) if self.chosen is None else self.chosen[positions]
+        return self.store.labels()[self.selection.stored(torch.arange(len(self)))]
 
     def take(self, indices: Tensor) -> StreamSource:
-        return dataclasses.replace(self, chosen=self.stored(indices.cpu()))
+        return dataclasses.replace(self, selection=self.selection.take(indices.cpu()))
 
     def some(self, samples: int, seed: int) -> StreamSource:
         """About so many of the samples, by a seed, such that they are cheap to read."""
@@ -107,7 +99,9 @@ class StreamSource:
 
     # ------------------------------------------------------------------------------------------------------- reading
     def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        jobs = ([(sample, 0) for sample in self.stored(part).tolist()] for part in order.cpu().split(batch_size))
+        jobs = (
+            [(sample, 0) for sample in self.selection.stored(part).tolist()] for part in order.cpu().split(batch_size)
+        )
         return self._load(jobs, self.preparation)
 
     def epoch(

@@ -39,6 +39,9 @@ AT_ONCE = 8
 OPEN = 64
 """Shards that a worker keeps open."""
 
+PIECE = 2**20
+"""Entries that are hashed at a time."""
+
 ENTRY = np.dtype([("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("shard", "<i4")])
 """Where an image begins in its shard, how long it is, and its class."""
 
@@ -75,7 +78,10 @@ class TarStore:
         Other pixels in as many bytes at the same places would go unnoticed; to look at them all takes hours.
         """
         names = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
-        return of_parts(*names, hashlib.sha256(self.index.tobytes()).digest())
+        digest = hashlib.sha256()
+        for begin in range(0, len(self.index), PIECE):
+            digest.update(self.index[begin : begin + PIECE].tobytes())
+        return of_parts(*names, digest.digest())
 
     @property
     def selection(self) -> Selection:
@@ -177,6 +183,7 @@ def scan(shard: Path, members: Members) -> Index:
         with tarfile.open(shard, "r:") as tar:
             for key, files in _samples(tar):
                 found.append(_entry(tar, shard, key, files, members))
+            _check_end(tar)
     except tarfile.TarError as error:
         raise DataError(
             f"'{shard}' is damaged, or not a tar file without compression: {error}. Copy or make it again; a .tar.gz "
@@ -187,6 +194,14 @@ def scan(shard: Path, members: Members) -> Index:
     if not found:
         raise DataError(f"The shard '{shard}' has no sample in it. Leave it out, or make it again.")
     return np.array(found, dtype=ENTRY)
+
+
+def _check_end(tar: tarfile.TarFile) -> None:
+    """Raise unless a shard ends as a tar file does: tarfile stops without a word at what is not a header."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"at byte {tar.offset:,} there is neither a file nor the end")
 
 
 def _samples(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:

@@ -95,6 +95,8 @@ class Place:
     """A folder with shards, and the pattern of those to train on, if one was given."""
 
     folder: Path
+    bases: tuple[Path, ...]
+    """Where other patterns may begin."""
     pattern: str | None = None
 
     def part(self, name: str) -> Part:
@@ -104,7 +106,7 @@ class Place:
     def test(self, name: str | None) -> Part:
         """The test shards, by their name or pattern."""
         if name is not None and is_pattern(name):
-            return describe(*_folder_of(name, self.folder))
+            return describe(*_folder_of(name, (self.folder, *self.bases)))
         if name is None and self.pattern is not None:
             raise DataError(
                 f"'{self.pattern}' are the shards to train on; name those of the test set too, such as "
@@ -150,23 +152,28 @@ def _locate(path: str, root: Path) -> Place:
             f"'{path}' is not on this machine, and shards are read in an order that needs any part of them at any time."
             " Copy them to a disk, or stream the data set with hf:NAME."
         )
+    bases = root, Path()
     if is_pattern(path):
-        head = path.split("{")[0]
-        base = root if (root / head).parent.is_dir() else Path()
-        return Place(*_folder_of(path, base))
-    folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
-    if folder is None:
+        folder, pattern = _folder_of(path, bases)
+        return Place(folder, bases, pattern)
+    found = next((base / path for base in bases if (base / path).is_dir()), None)
+    if found is None:
         raise DataError(
             f"'{path}' is not a folder with shards, neither under the data root '{root}' nor from here. A pattern such "
             f"as {path}/train-{{0000..1023}}.tar names shards, too."
         )
-    return Place(folder)
+    return Place(found, bases)
 
 
-def _folder_of(pattern: str, base: Path) -> tuple[Path, str]:
+def _folder_of(pattern: str, bases: tuple[Path, ...]) -> tuple[Path, str]:
     """The folder that a pattern begins with, as far as nothing in it varies, and the rest."""
-    folder, slash, _ = pattern.split("{")[0].rpartition("/")
-    return base / (folder + slash), pattern[len(folder + slash) :]
+    head, slash, _ = pattern.split("{")[0].rpartition("/")
+    folder = next((base / head for base in bases if (base / head).is_dir()), None)
+    if folder is None:
+        raise NoShardError(
+            f"'{pattern}' names no shards: there is no folder '{head}', neither under the data root nor from here."
+        )
+    return folder, pattern[len(head + slash) :]
 
 
 def describe(folder: Path, split: str) -> Part:
