@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import queue
 import threading
@@ -60,6 +61,15 @@ def default_workers() -> int:
     """Processes that decode images: the machine's cores, shared by the ranks that run on it."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     return max(0, min(MOST_WORKERS, (os.cpu_count() or 1) // max(1, ranks) - 1))
+
+
+def start_method() -> str | None:
+    """How worker processes begin: forked where that can be.
+
+    A study's processes are spawned, and would spawn theirs. Each would import torch, for every epoch and every
+    evaluation anew.
+    """
+    return "fork" if "fork" in multiprocessing.get_all_start_methods() else None
 
 
 @dataclasses.dataclass
@@ -140,6 +150,7 @@ class StreamSource:
             _Prepared(self.store, preparation),
             batch_sampler=handed,
             num_workers=self.workers,
+            multiprocessing_context=start_method() if self.workers else None,
             collate_fn=_collate,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from the stream of the stochastic methods
