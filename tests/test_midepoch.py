@@ -32,6 +32,7 @@ EVERYTHING = {"ema": 0.9, "clip": 1.0, "accumulate": 2, "batch_size": 10, "augme
 def at_every_step_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints after every step, and sums in one order."""
     monkeypatch.setattr(loop, "CHECKPOINT_WITHIN", -1.0)
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", float("inf"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -172,6 +173,14 @@ def test_checkpoints_inside_of_an_epoch_wait_for_their_time(tmp_path: Path, monk
     assert not (tmp_path / CHECKPOINT).exists()
 
 
+def test_checkpoints_that_take_long_are_written_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 1e-9)  # the first one is as late as it would be, the second is not
+    stopped(STEPS, spec("none"), tmp_path)
+    state = load_checkpoint(tmp_path)
+    assert state is not None
+    assert state["story"]["batch"] == 1
+
+
 def test_a_checkpoint_from_before_there_were_any_inside_of_epochs_is_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +198,7 @@ def test_a_checkpoint_from_before_there_were_any_inside_of_epochs_is_still_read(
 # ------------------------------------------------------------------------------------------------------- several ranks
 def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int, int] | None = None) -> Any:
     """A run, checkpointed after every step, with the warnings that it gave; killed: which rank dies, at which batch."""
-    loop.CHECKPOINT_WITHIN, loop.REPORT_BATCHES = -1.0, 1
+    loop.CHECKPOINT_WITHIN, loop.CHECKPOINT_SHARE, loop.REPORT_BATCHES = -1.0, float("inf"), 1
     ranks_module.PATIENCE = 0.2  # nobody can say why a rank was killed
     warnings: list[str] = []
     with joined(parallel) as ranks:
@@ -212,11 +221,13 @@ def die_at(batch: int) -> None:
     Learner.learn = counting  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_ranks_that_are_killed_inside_of_an_epoch_end_with_the_same_bits(parallel: str, tmp_path: Path) -> None:
-    chosen = spec("dropkey(0.2) + explicit(v=5e-4)", **EVERYTHING, epochs=2)
+@pytest.mark.parametrize(("parallel", "epochs", "kills"), [("ddp", 2, ((1, 4), (0, 13))), ("fsdp", 1, ((1, 6),))])
+def test_ranks_that_are_killed_inside_of_an_epoch_end_with_the_same_bits(
+    parallel: str, epochs: int, kills: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    chosen = spec("dropkey(0.2) + explicit(v=5e-4)", **EVERYTHING, epochs=epochs)
     whole = team(2, train, tmp_path / "whole", chosen, parallel)
-    for killed in ((1, 4), (0, 13)):
+    for killed in kills:
         answers = team(2, train, tmp_path / "cut", chosen, parallel, killed)
         assert answers[killed[0]] == DIED
         state = load_checkpoint(tmp_path / "cut")

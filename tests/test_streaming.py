@@ -27,6 +27,7 @@ from attemper.tasks.augment import Augmentation, parse_augmentation
 from attemper.tasks.errors import DataError
 from attemper.tasks.opening import verify
 from attemper.tasks.streaming import StreamTask, rowgroups, tars
+from attemper.tasks.streaming import source as stream_source
 from attemper.tasks.streaming.order import EpochOrder, Selection
 from attemper.tasks.streaming.pixels import Preparation
 from attemper.tasks.streaming.source import ReadAhead
@@ -194,6 +195,15 @@ def test_batches_do_not_depend_on_the_number_of_worker_processes(text: str, root
         assert_equal(epoch_of(opened(text, root, workers)), expected)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_do_not_depend_on_the_pieces_that_workers_share(
+    workers: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = epoch_of(opened(WDS, root))
+    monkeypatch.setattr(stream_source, "PIECE", 2)
+    assert_equal(epoch_of(opened(WDS, root, workers)), expected)
+
+
 @pytest.mark.parametrize("text", [WDS, STREAMED])
 @pytest.mark.parametrize("augment", ["none", EVERYTHING])
 def test_ranks_together_have_the_batches_of_one_process(text: str, augment: str, root: Path) -> None:
@@ -237,6 +247,17 @@ def test_what_came_before_is_not_read_again(root: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tars.TarStore, "fetch", lambda self, item: (read.append(item), fetch(self, item))[1])
     assert_equal(epoch_of(task, after=3), whole[3:])
     assert len(read) == 5 * (len(whole) - 3)
+
+
+def test_a_forked_worker_does_not_share_the_position_in_a_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(WDS, root).pool.store
+    assert isinstance(store, tars.TarStore)
+    (item,) = store.hand_out(torch.tensor([3]))
+    data, _ = store.fetch(item)
+    before = dict(store._open)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert store.fetch(item)[0] == data
+    assert all(store._open[shard] is not file for shard, file in before.items())
 
 
 def test_limits_keep_the_same_samples_for_everybody(root: Path) -> None:
@@ -334,6 +355,7 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
     text: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "CHECKPOINT_WITHIN", -1.0)
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", float("inf"))
     chosen = spec(text, ema=0.9, accumulate=2, batch_size=3)
     whole = run(chosen, opened(text, root), device="cpu")
     for batch in (2, 4, 6):
@@ -343,7 +365,8 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
 
 def train(folder: Path, root: Path, killed: tuple[int, int] | None) -> Any:
     """A run of one of some ranks, checkpointed after every step; killed: which rank dies, at which batch."""
-    loop.CHECKPOINT_WITHIN, loop.REPORT_BATCHES, ranks_module.PATIENCE = -1.0, 1, 0.2
+    loop.CHECKPOINT_WITHIN, loop.CHECKPOINT_SHARE, loop.REPORT_BATCHES = -1.0, float("inf"), 1
+    ranks_module.PATIENCE = 0.2
     with joined() as ranks:
         if killed is not None and killed[0] == ranks.rank:
             learn, begun = Learner.learn, [0]

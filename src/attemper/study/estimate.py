@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attemper.study.plan import Plan
 from attemper.study.probing import Measured, Probe, Sizes
 from attemper.training.cost import WARM_UP as COST_WARM_UP
-from attemper.training.loop import CHECKPOINT_EVERY, CHECKPOINT_WITHIN
+from attemper.training.loop import CHECKPOINT_EVERY, CHECKPOINT_SHARE, CHECKPOINT_WITHIN
 
 __all__ = ["Estimate", "RecipeEstimate", "Scale", "estimate", "makespan", "run_seconds"]
 
@@ -116,7 +116,7 @@ def run_seconds(plan: Plan, sizes: Sizes, each: Measured) -> float:
     epochs = plan.budget.epochs
     epoch = sizes.batches * each.batch + sizes.validation * each.evaluation + each.keeping
     trained = epochs * epoch
-    inside = sizes.batches * each.batch // CHECKPOINT_WITHIN
+    inside = sizes.batches * each.batch // max(CHECKPOINT_WITHIN, each.saving / CHECKPOINT_SHARE)
     checkpoints = min(epochs, 1 + trained / CHECKPOINT_EVERY) + epochs * inside
     end = (sizes.measured + sizes.test) * each.evaluation
     return each.setup + trained + checkpoints * each.saving + end

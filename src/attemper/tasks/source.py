@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,15 @@ class MemorySource:
         return channel_statistics(self.images)
 
 
+def start_method(workers: int) -> str | None:
+    """How so many worker processes of a loader begin: forked where that can be.
+
+    The processes of a study are spawned, and would spawn theirs. Each of them would import torch, for every epoch and
+    every evaluation anew.
+    """
+    return "fork" if workers and "fork" in multiprocessing.get_all_start_methods() else None
+
+
 @dataclasses.dataclass
 class LazySource:
     """Images that are decoded when they are asked for.
@@ -112,6 +122,7 @@ class LazySource:
             _Chosen(self.load, chosen),
             batch_size=batch_size,
             num_workers=self.workers,
+            multiprocessing_context=start_method(self.workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from the stream of the stochastic methods
         )

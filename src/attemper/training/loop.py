@@ -47,7 +47,10 @@ CHECKPOINT_EVERY = 2.0
 always has one."""
 
 CHECKPOINT_WITHIN = 300.0
-"""Seconds after which a checkpoint is written inside of an epoch: so much can be lost, and a disk has time for it."""
+"""Seconds after which a checkpoint is written inside of an epoch: so much can be lost."""
+
+CHECKPOINT_SHARE = 0.01
+"""Of the time, at most so much goes into checkpoints inside of epochs; those of a large model are less frequent."""
 
 
 def run(
@@ -108,6 +111,8 @@ class Run:
         ranks: Ranks = ALONE,
     ) -> None:
         self.begun = self.last_saved = self.last_report = self.trained_since = time.perf_counter()
+        self.saving = 0.0
+        """Seconds that the last checkpoint took."""
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
         self.ranks = ranks
         self.tell = progress if progress and ranks.main else (lambda event: None)
@@ -250,7 +255,7 @@ class Run:
             step = batch // self.data.accumulate
             if step % max(1, REPORT_BATCHES // self.data.accumulate):
                 return
-        if self.ranks.agreed(self.unsaved() > CHECKPOINT_WITHIN):
+        if self.ranks.agreed(self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)):
             self.count_time()
             self.story.batch = batch
             self.save()
@@ -258,8 +263,10 @@ class Run:
 
     def save(self) -> None:
         if self.interruptions is not None:
+            begun = time.perf_counter()
             self.interruptions.save(dataclasses.replace(self.story, seconds=self.seconds()), self.best)
             self.last_saved = time.perf_counter()
+            self.saving = self.last_saved - begun
 
     def unsaved(self) -> float:
         return time.perf_counter() - self.last_saved

@@ -17,7 +17,7 @@ from torch import Tensor
 from attemper.tasks.augment import Augmentation
 from attemper.tasks.seeds import drawing_from
 
-__all__ = ["DEVIATION", "MEAN", "Preparation"]
+__all__ = ["DEVIATION", "MEAN", "Preparation", "UnreadableError"]
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels of ImageNet, from 0 to 1: what timm takes for data of which it knows nothing else."""
@@ -51,12 +51,9 @@ class Preparation:
     def __call__(self, data: bytes, seed: int) -> Tensor:
         """An image file → uint8 (3, size, size).
 
-        seed: of the stream from which this image's numbers are drawn. What Pillow cannot read is its `OSError`.
+        seed: of the stream from which this image's numbers are drawn.
         """
-        from PIL import Image
-
-        with Image.open(io.BytesIO(data)) as opened:
-            image = opened.convert("RGB")
+        image = decode(data)
         with seeded(seed):
             pixels: Tensor = self._cut(image)
             for transform in self._later("pixels"):
@@ -97,6 +94,21 @@ class Preparation:
         for transform in transforms:
             inputs = transform(inputs)
         return (inputs[0] * deviation + mean).round().clamp(0, 255).byte()
+
+
+class UnreadableError(Exception):
+    """Bytes that are not an image."""
+
+
+def decode(data: bytes) -> Any:
+    """An image file as Pillow's image, in colours."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            return opened.convert("RGB")
+    except Exception as error:  # of many kinds, by format
+        raise UnreadableError(str(error) or type(error).__name__) from error
 
 
 @contextlib.contextmanager

@@ -10,9 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import json
-import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,11 @@ from torch import Tensor
 from attemper.errors import suggestion
 from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts
+from attemper.tasks.streaming.looking import CACHE, look_through, write_whole
 from attemper.tasks.streaming.order import BUFFER, LANES, Selection
-from attemper.tasks.streaming.tars import CACHE
-from attemper.tasks.telling import note, progress
+from attemper.tasks.telling import note
 
 __all__ = ["RowGroupStore", "open_row_groups"]
-
-AT_ONCE = 16
-"""Footers that are read at a time."""
 
 OPEN = 32
 """Files that are kept open."""
@@ -190,18 +185,9 @@ def _footers(files: Sequence[str], root: Path) -> list[list[list[int]]]:
         known: list[list[list[int]]] = json.loads(cache.read_text(encoding="ascii"))
         if len(known) == len(files):
             return known
-    what = "Reading what the parquet files hold"
-    progress(what, 0, len(files))
-    found = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, footer in enumerate(pool.map(_footer, files)):
-            found.append(footer)
-            progress(what, number + 1, len(files))
-    with contextlib.suppress(OSError):  # then it is read again the next time
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part = cache.with_name(f".{cache.name}.{secrets.token_hex(4)}.part")
-        part.write_text(json.dumps(found), encoding="ascii")
-        part.replace(cache)
+    found = look_through("Reading what the parquet files hold", files, _footer)
+    with contextlib.suppress(OSError):  # then they are read again the next time
+        write_whole(cache, lambda opened: opened.write(json.dumps(found).encode()))
     return found
 
 

@@ -9,9 +9,10 @@ addressed by number instead.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-import multiprocessing
+import itertools
 import os
 import queue
 import threading
@@ -25,14 +26,20 @@ from torch import Tensor
 from attemper.tasks.augment import Augmentation
 from attemper.tasks.errors import DataError
 from attemper.tasks.seeds import derive
+from attemper.tasks.source import start_method
 from attemper.tasks.streaming.order import EpochOrder, Selection
-from attemper.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
+from attemper.tasks.streaming.pixels import DEVIATION, MEAN, Preparation, UnreadableError
 
 __all__ = ["Store", "StreamSource", "default_workers"]
 
 MOST_WORKERS = 16
-AHEAD = 4
-"""Batches of files that are held in memory for the workers, where this process reads them."""
+PIECE = 32
+"""Images that a worker decodes at a time. All workers share a batch, so that its size decides neither how long the
+first one takes nor how much memory the images take that are ready."""
+PIECES_AHEAD = 4
+"""Pieces per worker that are decoded before they are asked for."""
+FILES_AHEAD = 64
+"""Pieces whose files are handed out before a worker asks for them."""
 
 T = TypeVar("T")
 
@@ -61,15 +68,6 @@ def default_workers() -> int:
     """Processes that decode images: the machine's cores, shared by the ranks that run on it."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1)
     return max(0, min(MOST_WORKERS, (os.cpu_count() or 1) // max(1, ranks) - 1))
-
-
-def start_method() -> str | None:
-    """How worker processes begin: forked where that can be.
-
-    A study's processes are spawned, and would spawn theirs. Each would import torch, for every epoch and every
-    evaluation anew.
-    """
-    return "fork" if "fork" in multiprocessing.get_all_start_methods() else None
 
 
 @dataclasses.dataclass
@@ -150,17 +148,23 @@ class StreamSource:
             _Prepared(self.store, preparation),
             batch_sampler=handed,
             num_workers=self.workers,
-            multiprocessing_context=start_method() if self.workers else None,
+            multiprocessing_context=start_method(self.workers),
             collate_fn=_collate,
             pin_memory=self.device.type == "cuda",
+            prefetch_factor=PIECES_AHEAD if self.workers else None,
             generator=torch.Generator(),  # else it would draw from the stream of the stochastic methods
         )
         with contextlib.closing(handed):
-            for loaded in loader:
-                if isinstance(loaded, DataError):
-                    raise loaded
-                images, targets = loaded
-                yield images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+            pieces = map(self._moved, loader)
+            for first in pieces:
+                batch = [first, *itertools.islice(pieces, handed.lengths.popleft() - 1)]
+                yield torch.cat([images for images, _ in batch]), torch.cat([targets for _, targets in batch])
+
+    def _moved(self, loaded: tuple[Tensor, Tensor] | DataError) -> tuple[Tensor, Tensor]:
+        if isinstance(loaded, DataError):
+            raise loaded
+        images, targets = loaded
+        return images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
 
 @dataclasses.dataclass
@@ -177,7 +181,7 @@ class _Prepared(torch.utils.data.Dataset[Any]):
             return self.preparation(data, seed), label
         except DataError as error:  # given back, since a loader would bury it in a traceback
             return error
-        except OSError as error:
+        except UnreadableError as error:
             return DataError(f"{self.store.where(item)} is not an image that can be read: {error}")
 
 
@@ -192,26 +196,31 @@ def _collate(batch: list[tuple[Tensor, int] | DataError]) -> tuple[Tensor, Tenso
 
 
 class _HandedOut:
-    """Jobs with what the store hands out for them.
+    """Jobs with what the store hands out for them, in pieces.
 
-    ahead: prepare some batches in a thread, since a store may have to read for it. The thread is started by whoever
+    ahead: prepare some of them in a thread, since a store may have to read for it. The thread is started by whoever
         asks for the first batch: by then a loader has forked its workers.
     """
 
     def __init__(self, store: Store, jobs: Iterator[list[tuple[int, int]]], ahead: bool) -> None:
         self.store, self.jobs, self.ahead = store, jobs, ahead
         self.reading: ReadAhead[list[tuple[Any, int]]] | None = None
+        self.lengths: collections.deque[int] = collections.deque()
+        """Of the batches that were begun, how many pieces they have."""
 
     def __iter__(self) -> Iterator[list[tuple[Any, int]]]:
-        handed = map(self._hand_out, self.jobs)
         if not self.ahead:
-            return handed
-        self.reading = ReadAhead(handed, AHEAD)
+            return self._pieces()
+        self.reading = ReadAhead(self._pieces(), FILES_AHEAD)
         return iter(self.reading)
 
-    def _hand_out(self, job: list[tuple[int, int]]) -> list[tuple[Any, int]]:
-        items = self.store.hand_out(torch.tensor([sample for sample, _ in job], dtype=torch.int64))
-        return [(item, seed) for item, (_, seed) in zip(items, job, strict=True)]
+    def _pieces(self) -> Iterator[list[tuple[Any, int]]]:
+        for job in filter(None, self.jobs):
+            self.lengths.append(-(-len(job) // PIECE))
+            for begin in range(0, len(job), PIECE):
+                piece = job[begin : begin + PIECE]
+                items = self.store.hand_out(torch.tensor([sample for sample, _ in piece]))
+                yield [(item, seed) for item, (_, seed) in zip(items, piece, strict=True)]
 
     def close(self) -> None:
         if self.reading is not None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import secrets
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,19 +21,14 @@ from torch import Tensor
 
 from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts
+from attemper.tasks.streaming.looking import CACHE, look_through, write_whole
 from attemper.tasks.streaming.order import Selection
-from attemper.tasks.telling import note, progress
+from attemper.tasks.telling import note
 
 __all__ = ["TarStore", "index_shards"]
 
-CACHE = ".attemper-cache"
-"""Under the data root."""
-
 UNIT = 128
 """Samples of a shard that are read near each other."""
-
-AT_ONCE = 8
-"""Shards whose headers are read at a time."""
 
 OPEN = 64
 """Shards that a worker keeps open."""
@@ -67,6 +61,8 @@ class TarStore:
     shards: tuple[Path, ...]
     index: Index
     _open: dict[int, BinaryIO] = dataclasses.field(default_factory=dict, repr=False)
+    _opener: int = 0
+    """The process that opened them: a forked one would share their positions with it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
@@ -96,9 +92,12 @@ class TarStore:
 
     def fetch(self, item: tuple[int, int, int, int]) -> tuple[bytes, int]:
         offset, size, label, shard = item
-        file = self._file(shard)
-        file.seek(offset)
-        data = file.read(size)
+        try:
+            file = self._file(shard)
+            file.seek(offset)
+            data = file.read(size)
+        except OSError as error:
+            raise DataError(f"The shard '{self.shards[shard]}' cannot be read: {error.strerror or error}.") from None
         if len(data) < size:
             raise DataError(
                 f"'{self.shards[shard]}' ends in the middle of a sample; it has changed since it was opened."
@@ -106,13 +105,12 @@ class TarStore:
         return data, label
 
     def _file(self, shard: int) -> BinaryIO:
+        if self._opener != os.getpid():
+            self._open, self._opener = {}, os.getpid()
         if shard not in self._open:
             if len(self._open) >= OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            try:
-                self._open[shard] = self.shards[shard].open("rb")
-            except OSError as error:
-                raise DataError(f"'{self.shards[shard]}' cannot be read: {error.strerror or error}.") from None
+            self._open[shard] = self.shards[shard].open("rb")
         return self._open[shard]
 
     def where(self, item: tuple[int, int, int, int]) -> str:
@@ -136,14 +134,9 @@ def index_shards(shards: Sequence[Path], members: Members, root: Path) -> Index:
         index: Index = np.load(file, mmap_mode="r")
         if index.dtype == ENTRY:
             return index
-    what = "Reading the headers of the shards"
-    progress(what, 0, len(shards))
-    found = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, entries in enumerate(pool.map(lambda shard: scan(shard, members), shards)):
-            entries["shard"] = number
-            found.append(entries)
-            progress(what, number + 1, len(shards))
+    found = look_through("Reading the headers of the shards", shards, lambda shard: scan(shard, members))
+    for number, entries in enumerate(found):
+        entries["shard"] = number
     return _remembered(np.concatenate(found), file)
 
 
@@ -157,15 +150,8 @@ def _stamp(shard: Path) -> tuple[int, int]:
 
 def _remembered(index: Index, file: Path) -> Index:
     """The index, mapped from its file if that can be written."""
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as opened:
-                np.save(opened, index)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(file, lambda opened: np.save(opened, index))
         mapped: Index = np.load(file, mmap_mode="r")
         return mapped
     except OSError as error:
