@@ -588,7 +588,8 @@ BAD_HUB: list[tuple[str, str]] = [
     ("hf:hub(image=label)", "The column 'label' of '.*' holds int64, and no images"),
     ("hf:hub(classes=5)", "'hub' has 3 classes in 'label', and the option classes says 5"),
     ("hf:hub(streaming=false, label=klass)", "timm's reader .* cannot open .* 'image' and 'klass'"),
-    ("hf:hub(streaming=false, config=small)", "config"),
+    ("hf:hub(streaming=false, config=default)", "config is 'default'; it can be chosen with streaming=true only"),
+    ("hf:hub(config=small)", "cannot open '.*hub' with the configuration 'small'"),
     ("hf:no-such-set-anywhere", "Hugging Face's library cannot open 'no-such-set-anywhere'"),
 ]
 
@@ -606,9 +607,16 @@ def test_splits_and_columns_that_are_not_there_are_named_beside_those_that_are(
 def test_a_test_split_without_classes_is_named(streaming: str, tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     unlabelled(tmp_path)
-    source = opened(f"hf:hub(size=32, streaming={streaming})", tmp_path).test()
     with pytest.raises(DataError, match=r"has class -1 in 'label', and there are 3, counted from 0.* held_out"):
-        list(source.batches(torch.arange(3), 2))
+        open_task(f"hf:hub(size=32, streaming={streaming})", tmp_path)
+
+
+def test_a_class_that_cannot_be_is_named_when_it_is_read(root: Path) -> None:
+    store = opened(STREAMED, root).pool.store
+    with pytest.raises(DataError, match=r"Row 3 of row group 1 in '.*train-00000-of-00002.parquet' has class 3"):
+        store.fetch((jpeg(0, 0), 3, 1, 3))
+    with pytest.raises(DataError, match=r"Row 3 of row group 1 in '.*' has no image in 'image'"):
+        store.fetch((None, 0, 1, 3))
 
 
 def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts, of_tensors
 from attemper.tasks.streaming.order import Selection
+from attemper.tasks.streaming.rowgroups import no_class
 from attemper.tasks.streaming.tars import UNIT
 
 __all__ = ["ArrowStore"]
@@ -20,16 +21,12 @@ __all__ = ["ArrowStore"]
 
 @dataclasses.dataclass
 class ArrowStore:
-    """One split of a data set in the cache of Hugging Face's library, mapped into memory.
-
-    classes: how many there are; others are an error.
-    """
+    """One split of a data set in the cache of Hugging Face's library, mapped into memory."""
 
     name: str
     split: str
     image: str
     label: str
-    classes: int | None = None
 
     @cached_property
     def reader(self) -> Any:
@@ -63,19 +60,24 @@ class ArrowStore:
         return samples.tolist()
 
     def fetch(self, item: int) -> tuple[bytes, int]:
-        opened, label = self.reader[item]
-        with opened:
-            data: bytes = opened.read()
-        if label is None or not 0 <= label < (self.classes or label + 1):
-            raise DataError(
-                f"{self.where(item)} has class {label} in '{self.label}', and there are {self.classes}, counted from 0."
-                " A test split may come without classes: choose another with the option held_out."
-            )
-        return data, label
+        try:
+            opened, label = self.reader[item]
+            with opened:
+                data: bytes = opened.read()
+        except (OSError, AssertionError) as error:  # the latter where there is neither an image nor the name of a file
+            raise DataError(f"{self.where(item)} has no image that can be read in '{self.image}': {error}") from None
+        return data, int(label)
+
+    def check_classes(self, classes: int) -> None:
+        """Raise if a sample has none of so many classes."""
+        labels = self.labels()
+        wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+        if len(wrong):
+            raise no_class(self.where(int(wrong[0])), int(labels[wrong[0]]), self.label, classes)
 
     def where(self, item: int) -> str:
         return f"Sample {item} of the split '{self.split}' of '{self.name}'"
 
     def labels(self) -> Tensor:
         column = self.reader.dataset.select_columns([self.label]).with_format("arrow")[:][self.label]
-        return torch.from_numpy(column.to_numpy().astype(np.int64))
+        return torch.from_numpy(column.fill_null(-1).to_numpy().astype(np.int64))

@@ -49,21 +49,19 @@ def open_hf(
     folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
     place = path if folder is None else str(folder.absolute())
     builder = _builder(place, config)
-    splits = _splits(builder, path)
-    if streaming or splits:
-        parts = [_choose(splits, path, "training", (training,)), _choose(splits, path, "held_out", _wanted(held_out))]
-    else:
-        parts = [training, held_out or TEST_PARTS[0]]
+    splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
+    wanted = TEST_PARTS if held_out is None else (held_out,)
+    parts = [_choose(splits, path, "training", (training,)), _choose(splits, path, "held_out", wanted)]
     stores: list[RowGroupStore] | list[ArrowStore]
     if streaming:
         stores = [open_row_groups(_parquet_files(builder, part, path), image, label, root) for part in parts]
+    elif config is not None:
+        raise ParameterError(f"'{name}': config is {config!r}; it can be chosen with streaming=true only.")
     else:
-        if config is not None:
-            raise ParameterError(f"'{name}': config is {config!r}; it can be chosen with streaming=true only.")
         stores = [ArrowStore(place, part, image, label) for part in parts]
     names = _class_names(stores, classes, label, path)
     for store in stores:
-        store.classes = len(names)
+        store.check_classes(len(names))
     return open_parts(
         name,
         (stores[0], stores[0].selection),
@@ -101,15 +99,6 @@ def _builder(place: str, config: str | None) -> Any:
         ) from error
 
 
-def _splits(builder: Any, path: str) -> list[str]:
-    files = builder.config.data_files
-    return list(map(str, files or builder.info.splits or ()))
-
-
-def _wanted(held_out: str | None) -> tuple[str, ...]:
-    return TEST_PARTS if held_out is None else (held_out,)
-
-
 def _choose(splits: list[str], path: str, option: str, wanted: tuple[str, ...]) -> str:
     """The first of the wanted splits that is there."""
     for each in wanted:
@@ -117,8 +106,8 @@ def _choose(splits: list[str], path: str, option: str, wanted: tuple[str, ...]) 
             return each
     asked = " or ".join(f"'{each}'" for each in wanted)
     raise DataError(
-        f"'{path}' has no split {asked}.{suggestion(wanted[0], splits)} It has: {', '.join(splits)}; choose with the "
-        f"option {option}."
+        f"'{path}' has no split {asked}.{suggestion(wanted[0], splits)} It has: {', '.join(splits) or 'none'}; choose "
+        f"with the option {option}."
     )
 
 

@@ -26,7 +26,7 @@ from attemper.tasks.streaming.looking import CACHE, look_through, write_whole
 from attemper.tasks.streaming.order import BUFFER, LANES, Selection
 from attemper.tasks.telling import note
 
-__all__ = ["RowGroupStore", "open_row_groups"]
+__all__ = ["RowGroupStore", "no_class", "open_row_groups"]
 
 OPEN = 32
 """Files that are kept open."""
@@ -116,12 +116,20 @@ class RowGroupStore:
         data, label, _, _ = item
         if data is None:
             raise DataError(f"{self.where(item)} has no image in '{self.image}'.")
-        if label is None or not 0 <= label < (self.classes or label + 1):
-            raise DataError(
-                f"{self.where(item)} has class {label} in '{self.label}', and there are {self.classes}, counted from 0."
-                " A test split may come without classes: choose another with the option held_out."
-            )
-        return data, label
+        return data, self._checked(label, item)
+
+    def check_classes(self, classes: int) -> None:
+        """Raise if a sample of the first or of the last group has no class; the others are seen when they are read."""
+        self.classes = classes
+        for group in {0, len(self.rows) - 1}:
+            labels = self._read(group, [self.label]).column(self.label)
+            for row, label in enumerate(labels.to_pylist()):
+                self._checked(label, (None, label, group, row))
+
+    def _checked(self, label: int | None, item: tuple[Any, Any, int, int]) -> int:
+        if label is None or self.classes is None or not 0 <= label < self.classes:
+            raise no_class(self.where(item), label, self.label, self.classes)
+        return label
 
     def where(self, item: tuple[Any, Any, int, int]) -> str:
         _, _, group, row = item
@@ -129,8 +137,19 @@ class RowGroupStore:
         return f"Row {row} of row group {number} in '{self.files[file]}'"
 
     def labels(self) -> Tensor:
-        columns = [self._read(group, [self.label]).column(self.label).to_numpy() for group in range(len(self.rows))]
+        columns = [
+            self._read(group, [self.label]).column(self.label).fill_null(-1).to_numpy()
+            for group in range(len(self.rows))
+        ]
         return torch.from_numpy(np.concatenate(columns).astype(np.int64))
+
+
+def no_class(where: str, label: int | None, column: str, classes: int | None) -> DataError:
+    """What to say of a sample whose class is none of those that there are."""
+    return DataError(
+        f"{where} has class {label} in '{column}', and there are {classes}, counted from 0. A test split may come "
+        "without classes: choose another with the option held_out."
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- the footers
