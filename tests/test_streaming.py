@@ -525,7 +525,7 @@ BAD_SHARDS: list[tuple[str, Callable[[Path], None], str]] = [
     ),
     (WDS, replaced({"jpg": b""}), r"Sample 'a/odd' in '.*0001.tar' has no class: it has .jpg, and no .cls"),
     (WDS, replaced({"jpg": b"", "cls": b"cat"}), r"'a/odd.cls' in '.*' is b'cat'; it must be the number of a class"),
-    (WDS, replaced({"jpg": b"", "cls": b"-1"}), r"Sample 'a/odd' in '.*' has class -1; classes are counted from 0"),
+    (WDS, replaced({"jpg": b"", "cls": b"-1"}), r"Sample 'a/odd' in '.*' has class -1, and classes are counted from 0"),
     (
         "wds:set(classes=2)",
         lambda _: None,
@@ -533,6 +533,11 @@ BAD_SHARDS: list[tuple[str, Callable[[Path], None], str]] = [
     ),
     (WDS, renamed, "has no shards for test, val or validation; name the test part with held_out"),
     (WDS, promised, "train-0001.tar' has 4 samples, and _info.json promises 6"),
+    (
+        "wds:set(held_out=train)",
+        lambda _: None,
+        "2 shards are in the training and in the test part of '.*train-0000.tar'",
+    ),
     ("wds:nowhere", lambda _: None, "'nowhere' is not a folder with shards"),
     ("wds:set(training=fit)", lambda _: None, "no shards for 'fit': neither _info.json, nor a folder 'fit'"),
     ("wds:set/train-{0000..0001}.tar", lambda _: None, "name those of the test set too"),
@@ -583,6 +588,7 @@ BAD_HUB: list[tuple[str, str]] = [
         r"'hub' has no split 'trian'. Did you mean 'train'\? It has: train, test; choose with the option training",
     ),
     ("hf:hub(held_out=dev)", "'hub' has no split 'dev'.*choose with the option held_out"),
+    ("hf:hub(held_out=train)", "would train and test on the same split, 'train'"),
     ("hf:hub(image=img)", "has no column 'img'.*It has: image, label; choose with the option image"),
     ("hf:hub(label=image)", "The column 'image' of '.*' holds struct.*no numbers of classes"),
     ("hf:hub(image=label)", "The column 'label' of '.*' holds int64, and no images"),

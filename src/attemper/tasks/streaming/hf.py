@@ -52,6 +52,10 @@ def open_hf(
     splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
     wanted = TEST_PARTS if held_out is None else (held_out,)
     parts = [_choose(splits, path, "training", (training,)), _choose(splits, path, "held_out", wanted)]
+    if parts[0] == parts[1]:
+        raise DataError(
+            f"'{name}' would train and test on the same split, '{parts[0]}'; choose with the option held_out."
+        )
     stores: list[RowGroupStore] | list[ArrowStore]
     if streaming:
         stores = [open_row_groups(_parquet_files(builder, part, path), image, label, root) for part in parts]

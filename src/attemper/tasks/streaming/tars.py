@@ -232,5 +232,8 @@ def _entry(
             f"'{files[members.label].name}' in '{shard}' is {text!r}; it must be the number of a class, such as 7."
         ) from None
     if not 0 <= label < 2**31:
-        raise DataError(f"Sample '{key}' in '{shard}' has class {label}; classes are counted from 0.")
+        raise DataError(
+            f"Sample '{key}' in '{shard}' has class {label}, and classes are counted from 0. A test part may come "
+            "without classes: choose another with the option held_out."
+        )
     return image.offset_data, image.size, label, 0

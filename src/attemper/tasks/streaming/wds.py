@@ -51,6 +51,10 @@ def open_wds(
     load_webdataset()
     where = _locate(path, root)
     parts = where.part(training), where.test(held_out)
+    if both := set(parts[0].shards) & set(parts[1].shards):
+        raise DataError(
+            f"{len(both)} shards are in the training and in the test part of '{name}', such as '{min(both)}'."
+        )
     members = Members(tuple(images.lower().split(";")), label.lower())
     stores = [_open(shards, members, root) for shards in parts]
     told = classes or next((part.classes for part in parts if part.classes is not None), None)
