@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -193,6 +194,18 @@ def test_batches_do_not_depend_on_the_number_of_worker_processes(text: str, root
     expected = epoch_of(opened(text, root))
     for workers in (1, 3):
         assert_equal(epoch_of(opened(text, root, workers)), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
+def test_workers_are_forked_even_in_a_process_that_was_spawned(root: Path) -> None:
+    task = opened(WDS, root, workers=1)
+    task.pool.store.cannot_be_sent = lambda: None  # type: ignore[attr-defined]
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert len(epoch_of(task)) == 4
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

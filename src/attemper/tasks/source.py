@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -77,12 +77,12 @@ class MemorySource:
 
 
 def start_method(workers: int) -> str | None:
-    """How so many worker processes of a loader begin: forked where that can be.
+    """How so many worker processes of a loader begin: forked where that is safe; None: as torch would.
 
     The processes of a study are spawned, and would spawn theirs. Each of them would import torch, for every epoch and
     every evaluation anew.
     """
-    return "fork" if workers and "fork" in multiprocessing.get_all_start_methods() else None
+    return "fork" if workers and sys.platform == "linux" else None
 
 
 @dataclasses.dataclass
