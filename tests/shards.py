@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-__all__ = ["COLOURS", "jpeg", "picture", "write_parquet", "write_shard", "write_wds"]
+from attemper.tasks import open_task
+from attemper.tasks.streaming import StreamTask
+from attemper.tasks.streaming.order import Selection
+
+__all__ = [
+    "COLOURS",
+    "MODEL",
+    "jpeg",
+    "members",
+    "offline",
+    "opened",
+    "picture",
+    "write_parquet",
+    "write_shard",
+    "write_wds",
+]
+
+MODEL = "vit-cifar(depth=1, width=16, heads=2, mlp=16, patch=8)"
 
 COLOURS = ((220, 40, 40), (40, 200, 60), (50, 60, 220))
 """Of the classes."""
@@ -90,3 +109,30 @@ def write_parquet(
             made.to_parquet(folder / f"{part}-{number:05d}-of-{len(counts):05d}.parquet", batch_size=rows)
             first += count
     return folder
+
+
+def opened(text: str, root: Path, workers: int = 0) -> StreamTask:
+    """A task whose samples are decoded by so many processes; 0: by this one."""
+    task = open_task(text, root)
+    assert isinstance(task, StreamTask)
+    task.pool.workers = task.held_out.workers = workers
+    return task
+
+
+def members(selection: Selection) -> list[int]:
+    """The numbers of all samples of a selection."""
+    return [sample for unit in range(len(selection.counts)) for sample in selection.unit(unit).tolist()]
+
+
+@contextlib.contextmanager
+def offline(cache: Path) -> Iterator[None]:
+    """A stretch of code in which Hugging Face's library keeps to this machine, and on it to a folder."""
+    import datasets
+    import huggingface_hub.constants
+
+    datasets.disable_progress_bars()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        yield

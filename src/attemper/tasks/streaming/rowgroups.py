@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,9 @@ __all__ = ["RowGroupStore", "no_class", "open_row_groups"]
 
 OPEN = 32
 """Files that are kept open."""
+
+PAUSES = (1.0, 4.0, 16.0, 64.0)
+"""Seconds between two tries to read what is not on this machine."""
 
 LARGE = 8 * 1024**3
 """Bytes of row groups in memory above which a user is told."""
@@ -102,15 +106,26 @@ class RowGroupStore:
         return kept
 
     def _read(self, group: int, columns: list[str]) -> Any:
+        """Some columns of a group. Over a network it is tried again: a run of days shall survive a hitch."""
         file, number = self.places[group]
-        try:
-            if file not in self._open:
-                if len(self._open) >= OPEN:
-                    self._open.pop(next(iter(self._open))).close()
-                self._open[file] = open_parquet(self.files[file])
-            return self._open[file].read_row_group(number, columns=columns)
-        except (OSError, ValueError) as error:  # pyarrow's errors are among them
-            raise DataError(f"Row group {number} of '{self.files[file]}' cannot be read: {error}") from None
+        pauses = PAUSES if is_remote(self.files[file]) else ()
+        for pause in (*pauses, None):
+            try:
+                return self._file(file).read_row_group(number, columns=columns)
+            except Exception as error:  # pyarrow's are OSError and ValueError; networks have many more
+                if opened := self._open.pop(file, None):
+                    opened.close(force=True)
+                if pause is None:
+                    raise DataError(f"Row group {number} of '{self.files[file]}' cannot be read: {error}") from error
+                time.sleep(pause)
+        raise AssertionError
+
+    def _file(self, file: int) -> Any:
+        if file not in self._open:
+            if len(self._open) >= OPEN:
+                self._open.pop(next(iter(self._open))).close(force=True)
+            self._open[file] = open_parquet(self.files[file])
+        return self._open[file]
 
     def fetch(self, item: tuple[bytes | None, int | None, int, int]) -> tuple[bytes, int]:
         data, label, _, _ = item
@@ -212,7 +227,7 @@ def _footers(files: Sequence[str], root: Path) -> list[list[list[int]]]:
 
 def _stamp(file: str) -> str:
     """What changes when a file does; the address of one on the hub has its revision in it."""
-    if "://" in file:
+    if is_remote(file):
         return file
     status = Path(file).stat()
     return f"{file} {status.st_size} {status.st_mtime_ns}"
@@ -220,8 +235,9 @@ def _stamp(file: str) -> str:
 
 def _footer(file: str) -> list[list[int]]:
     def read() -> list[list[int]]:
-        with open_parquet(file) as opened:
-            groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+        opened = open_parquet(file)
+        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+        opened.close(force=True)
         return [[group.num_rows, group.total_byte_size] for group in groups]
 
     found: list[list[int]] = _translated(file, read)
@@ -235,9 +251,15 @@ def _translated(file: str, read: Any) -> Any:
         raise DataError(f"'{file}' is damaged, or not a parquet file: {error}") from None
 
 
+def is_remote(file: str) -> bool:
+    return "://" in file
+
+
 def open_parquet(file: str) -> Any:
     """A parquet file, here or on the hub."""
     import fsspec  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    return pyarrow.parquet.ParquetFile(fsspec.open(file, "rb").open() if "://" in file else file)
+    if not is_remote(file):
+        return pyarrow.parquet.ParquetFile(file)
+    return pyarrow.parquet.ParquetFile(fsspec.open(file, "rb").open(), pre_buffer=True)  # few large reads
