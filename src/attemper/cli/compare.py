@@ -63,7 +63,7 @@ class Compare:
     folder: Writable = None
     """Where results are kept; otherwise runs/ and the names of task and model."""
     task: Text = None
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, timm:NAME."""
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
     model: Text = None
     """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
     recipes: Texts = ()

@@ -49,7 +49,7 @@ class Verify:
     """
 
     task: Task
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, timm:NAME."""
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:

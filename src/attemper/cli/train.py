@@ -42,7 +42,7 @@ class Train:
     """
 
     task: str = "digits"
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, timm:NAME."""
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
     model: str = "vit-digits"
     """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
     recipe: str = "none"

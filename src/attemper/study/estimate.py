@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attemper.study.plan import Plan
 from attemper.study.probing import Measured, Probe, Sizes
 from attemper.training.cost import WARM_UP as COST_WARM_UP
-from attemper.training.loop import CHECKPOINT_EVERY
+from attemper.training.loop import CHECKPOINT_EVERY, CHECKPOINT_SHARE, CHECKPOINT_WITHIN
 
 __all__ = ["Estimate", "RecipeEstimate", "Scale", "estimate", "makespan", "run_seconds"]
 
@@ -110,12 +110,14 @@ def run_seconds(plan: Plan, sizes: Sizes, each: Measured) -> float:
     """How long one run takes.
 
     Every epoch has its batches, an evaluation on validation and a copy of the weights. A checkpoint is written at the
-    end of an epoch, but not more often than every few seconds. At the end come the test set and some training images.
+    end of an epoch, but not more often than every few seconds, and every few minutes inside of one. At the end come the
+    test set and some training images.
     """
     epochs = plan.budget.epochs
     epoch = sizes.batches * each.batch + sizes.validation * each.evaluation + each.keeping
     trained = epochs * epoch
-    checkpoints = min(epochs, 1 + trained / CHECKPOINT_EVERY)
+    inside = sizes.batches * each.batch // max(CHECKPOINT_WITHIN, each.saving / CHECKPOINT_SHARE)
+    checkpoints = min(epochs, 1 + trained / CHECKPOINT_EVERY) + epochs * inside
     end = (sizes.measured + sizes.test) * each.evaluation
     return each.setup + trained + checkpoints * each.saving + end
 

@@ -251,9 +251,7 @@ def measure(
                 break
         batch = (now() - ready) / done
         del batches  # processes that read ahead would disturb what follows
-        some = data.validation.take(
-            torch.arange(min(EVALUATED, len(data.validation))).to(data.validation.targets.device)
-        )
+        some = data.validation.take(torch.arange(min(EVALUATED, len(data.validation))))
         evaluation = min(took(lambda: evaluate(learner, data.task, some)) for _ in range(2)) / len(some)
         with tempfile.TemporaryDirectory() as folder:
             saving = took(lambda: save_checkpoint(Path(folder), {"best": learner.weights(), **learner.state()}))

@@ -17,6 +17,7 @@ from attemper.tasks.errors import DataError
 from attemper.tasks.folder import open_folder
 from attemper.tasks.noise import open_noise
 from attemper.tasks.numerals import open_numerals
+from attemper.tasks.streaming import open_hf, open_wds
 from attemper.tasks.telling import collecting
 from attemper.tasks.timm_data import open_timm
 from attemper.tasks.translation import open_translation
@@ -38,11 +39,14 @@ TASKS = {
     "planted": "made-up videos with planted actions, no files needed",
     "noise": "random images in any number and size, by which plans are measured; no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
+    "wds:PATH": "WebDataset's tar files of any number: a folder, or a pattern such as imagenet/train-{0000..1023}.tar",
+    "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
 
 AUDIO: dict[str, Callable[..., Task]] = {"audio": audio.open_audio, "esc50": audio.open_esc50, "mel": audio.open_mel}
+STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -94,6 +98,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_actions, label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
+    if kind in STREAMS and rest:
+        return functools.partial(STREAMS[kind], label, rest, root)
     if name == "numerals":
         return functools.partial(open_numerals, label)
     if kind == "translation" and rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -23,8 +24,10 @@ SAMPLE = 10_000
 class Source(Protocol):
     """A set of samples with what is to be predicted of them."""
 
-    targets: Tensor
-    """Class of every sample, int64 (N); of sequences, that of every position, (N, T)."""
+    @property
+    def targets(self) -> Tensor:
+        """Class of every sample, int64 (N); of sequences, that of every position, (N, T)."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -73,6 +76,15 @@ class MemorySource:
         return channel_statistics(self.images)
 
 
+def start_method(workers: int) -> str | None:
+    """How so many worker processes of a loader begin: forked where that is safe; None: as torch would.
+
+    The processes of a study are spawned, and would spawn theirs. Each of them would import torch, for every epoch and
+    every evaluation anew.
+    """
+    return "fork" if workers and sys.platform == "linux" else None
+
+
 @dataclasses.dataclass
 class LazySource:
     """Images that are decoded when they are asked for.
@@ -110,6 +122,7 @@ class LazySource:
             _Chosen(self.load, chosen),
             batch_size=batch_size,
             num_workers=self.workers,
+            multiprocessing_context=start_method(self.workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else it would draw from the stream of the stochastic methods
         )

@@ -99,8 +99,8 @@ class TimmSplit:
         streamed = isinstance(self.dataset, torch.utils.data.IterableDataset)
         if streamed and not images:
             raise DataError(
-                f"'{self.name}' is a stream and too large to be held in memory at size {self.size}; keep it as files, "
-                "or choose a smaller size."
+                f"'{self.name}' is a stream and too large to be held in memory at size {self.size}; open it with "
+                "wds: or hf:, or choose a smaller size."
             )
         samples = self.dataset if streamed else (self.dataset[index] for index in range(len(self.dataset)))
         pixels, targets = [], []

@@ -10,8 +10,9 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.tasks.augment import Augmentation, seed_of_batch
 from attemper.tasks.base import Task
-from attemper.tasks.seeds import generator
+from attemper.tasks.seeds import derive, generator
 from attemper.tasks.source import Source
+from attemper.tasks.streaming import StreamSource
 from attemper.training.ranks import ALONE, Ranks
 from attemper.training.spec import RunSpec
 
@@ -62,15 +63,23 @@ class RunData:
     def images_per_epoch(self) -> int:
         return self.batches_per_epoch * self.batch_size
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's part of the batches of an epoch, counted from 1, as the model takes them."""
+    def epoch(self, epoch: int, after: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's part of the batches of an epoch, counted from 1, as the model takes them.
+
+        after: so many batches were there before; they are neither read nor augmented again.
+        """
+        if after >= self.batches_per_epoch:
+            return
+        if isinstance(self.train, StreamSource):
+            yield from self._streamed(self.train, epoch, after)
+            return
         order = torch.randperm(len(self.train), generator=generator(self.seed, "order", epoch))
-        order = order[: self.images_per_epoch // self.repeats].view(-1, self.batch_size // self.repeats)
+        order = order[: self.images_per_epoch // self.repeats].view(-1, self.batch_size // self.repeats)[after:]
         part = self.part
         if self.augmentation == Augmentation() and self.repeats == 1:  # no draw for the whole: read one's own part
             order, part = order[:, part], slice(None)
         stored = repeated(self.train.batches(order.flatten(), order.shape[1]), self.repeats)
-        for batch, (images, targets) in enumerate(stored):
+        for batch, (images, targets) in enumerate(stored, start=after):
             inputs, aims = self.augmentation(
                 images,
                 targets,
@@ -80,8 +89,31 @@ class RunData:
             )
             yield inputs[part], aims[part]
 
+    def _streamed(self, source: StreamSource, epoch: int, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same from a source that has an order of its own and augments images one by one.
+
+        A rank reads its own part only. Where images are mixed with their neighbours, it needs the one before it too.
+        """
+        assert isinstance(self.augmentation, Augmentation)
+        _, mixing = source.preparation.augmented(self.augmentation)
+        before = int(bool(mixing.transforms) and self.share < 1)
+        part = slice(self.part.start - before, self.part.stop)
+        batches = range(after, self.batches_per_epoch)
+        stored = source.epoch(self.seed, epoch, batches, self.batch_size, part, self.augmentation, self.repeats)
+        for batch, (images, targets) in zip(batches, stored, strict=True):
+            inputs, aims = mixing(
+                images,
+                targets,
+                classes=self.task.shape.classes,
+                to_input=self.task.to_input,
+                seed=seed_of_batch(self.seed, epoch, batch),
+            )
+            yield inputs[before:], aims[before:]
+
     def measured_train(self) -> Source:
         """The training images that the generalisation gap is measured on."""
+        if isinstance(self.train, StreamSource):
+            return self.train.some(MEASURED, derive(self.seed, "measured"))
         order = torch.randperm(len(self.train), generator=generator(self.seed, "measured"))
         return self.train.take(order[:MEASURED].sort().values.to(self.train.targets.device))
 

@@ -45,7 +45,7 @@ def measure_part(model: nn.Module, task: Task, source: Source, ranks: Ranks) -> 
     own = torch.arange(len(source))[ranks.part(len(source))]
     if not len(own):
         return 0, {}
-    return len(own), task.measure(model, source.take(own.to(source.targets.device)))
+    return len(own), task.measure(model, source.take(own))
 
 
 def averaged(parts: Sequence[tuple[int, Metrics]]) -> Metrics:

@@ -5,36 +5,31 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import attemper
 from attemper.errors import ParameterError
 from attemper.probes.recording import IMAGES, Recorder
 from attemper.tasks.base import Task
 from attemper.tasks.source import Source
-from attemper.training.checkpoint import (
-    DamagedError,
-    StorageError,
-    load_checkpoint,
-    make_ready,
-    save_checkpoint,
-    set_aside,
-)
 from attemper.training.data import RunData
 from attemper.training.evaluate import Metrics, detail, evaluate, finite
 from attemper.training.graph import Step, fastest
+from attemper.training.interruptions import Interruptions
 from attemper.training.learner import Learner
 from attemper.training.meter import Reading
 from attemper.training.parallel import whole
-from attemper.training.randomness import borrowed, random_state, seed_everything, set_random_state
+from attemper.training.randomness import borrowed, seed_everything
 from attemper.training.ranks import ALONE, Ranks, current
 from attemper.training.schedule import learning_rate
-from attemper.training.shards import load_shards, refuse_sharded, remove_shards, save_shards
+from attemper.training.shards import refuse_sharded
 from attemper.training.spec import FORMAT, RunSpec
+from attemper.training.story import Story
 from attemper.training.teacher import settled
 from attemper.training.weights import save_weights
 
@@ -46,10 +41,17 @@ REPORT_EVERY = 0.25
 """Seconds between two events inside of an epoch."""
 
 REPORT_BATCHES = 20
-"""Batches between two events where several ranks train together."""
+"""Batches between two events, and between two looks at the main rank's clock, where several ranks train together."""
 
 CHECKPOINT_EVERY = 2.0
-"""Seconds between two checkpoints, so that short epochs are not spent on writing. The last epoch always has one."""
+"""Seconds between two checkpoints at the ends of epochs, so that short ones are not spent on writing. The last epoch
+always has one."""
+
+CHECKPOINT_WITHIN = 300.0
+"""Seconds after which a checkpoint is written inside of an epoch: so much can be lost."""
+
+CHECKPOINT_SHARE = 0.01
+"""Of the time, at most so much goes into checkpoints inside of epochs; those of a large model are less frequent."""
 
 
 def run(
@@ -97,26 +99,6 @@ def choose_device(device: torch.device | str | None, ranks: Ranks = ALONE) -> to
     return torch.device("cuda", ranks.local)
 
 
-@dataclasses.dataclass
-class Story:
-    """What has happened in a run so far: all of its result that is not a weight."""
-
-    epoch: int = 0
-    """The last epoch that was finished."""
-    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    chosen: int = 0
-    """The best epoch so far; 0: the initial weights."""
-    diverged: dict[str, Any] | None = None
-    seconds: float = 0.0
-    """Spent before this process took over."""
-    training_seconds: float = 0.0
-    probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    @property
-    def over(self) -> bool:
-        return self.diverged is not None
-
-
 class Run:
     """A run that is under way."""
 
@@ -130,7 +112,9 @@ class Run:
         probe_every: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.begun = self.last_saved = self.last_report = time.perf_counter()
+        self.begun = self.last_saved = self.last_report = self.trained_since = time.perf_counter()
+        self.saving = 0.0
+        """Seconds that the last checkpoint took."""
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
         self.ranks = ranks
         self.tell = progress if progress and ranks.main else (lambda event: None)
@@ -142,7 +126,10 @@ class Run:
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
         self.story = Story()
-        self.best = self.learner.weights()
+        self.best: Mapping[str, Tensor] = self.learner.weights()
+        self.interruptions = (
+            None if folder is None else Interruptions(folder, self.key, spec.seed, self.learner, ranks, self.warn)
+        )
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seed_everything(spec.seed, *([ranks.rank] if ranks.rank else []))
@@ -169,9 +156,11 @@ class Run:
 
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
-        begun = time.perf_counter()
-        self.learner.meter.reset()
-        for batch, (inputs, targets) in enumerate(self.data.epoch(epoch), start=1):
+        self.trained_since = time.perf_counter()
+        done = self.story.batch
+        if not done:
+            self.learner.meter.reset()
+        for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
             self.learner.set_lr(self.rate(epoch, batch))
             learn(inputs, targets)
             if self.recorder is not None and batch % self.data.accumulate == 0:
@@ -181,12 +170,19 @@ class Run:
                 self.report(epoch, batch, reading.loss)
                 if reading.bad_batch is not None:
                     break
+            self.checkpoint_within(batch)
         reading = self.learner.meter.read()
         if reading.bad_batch is not None:
             step = (reading.bad_batch - 1) // self.data.accumulate + 1
             self.story.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
-        self.story.training_seconds += time.perf_counter() - begun
+        self.count_time()
         return reading
+
+    def count_time(self) -> None:
+        """Add what was spent on training since it was last counted."""
+        now = time.perf_counter()
+        self.story.training_seconds += now - self.trained_since
+        self.trained_since = now
 
     def time_to_look(self, batch: int) -> bool:
         """Whether to read the meter. By clocks of their own, several ranks would leave an epoch at different steps."""
@@ -211,7 +207,7 @@ class Run:
     def record(self, epoch: int, reading: Reading, validation: Metrics) -> None:
         """Write an epoch down, and keep its weights if they are the best so far."""
         story = self.story
-        story.epoch = epoch
+        story.epoch, story.batch = epoch, 0
         if validation["loss"] is None:  # the last step of all can break the weights after the last training loss
             story.diverged = {"epoch": epoch, "step": self.data.steps_per_epoch, "loss": None}
             return
@@ -249,75 +245,38 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------- interruptions
     def checkpoint(self, last: bool) -> None:
-        """Write everything that the rest of the run depends on, if it is time; the main rank's clock counts."""
-        due = self.ranks.from_main(lambda: last or time.perf_counter() - self.last_saved > CHECKPOINT_EVERY)
-        if self.folder is None or not due:
+        """Write a checkpoint at the end of an epoch, if it is time; the main rank's clock counts."""
+        if self.ranks.from_main(lambda: last or self.unsaved() > CHECKPOINT_EVERY):
+            self.save()
+
+    def checkpoint_within(self, batch: int) -> None:
+        """Write a checkpoint inside of an epoch, if it is time: after whole steps only, and on all ranks or on none."""
+        if self.interruptions is None or batch % self.data.accumulate:
             return
-        story = dataclasses.asdict(self.story) | {"seconds": self.seconds()}
-        state: dict[str, Any] = {"key": self.key, "story": story, "random": self.ranks.gather(random_state())}
-        if self.ranks.sharded:
-            state["shards"] = save_shards(self.folder, self.story.epoch, self.learner, self.best)
-        else:
-            state |= {"best": self.best, **self.learner.state()}
-        if self.ranks.main:
-            save_checkpoint(self.folder, state)
-            if self.ranks.sharded:
-                remove_shards(self.folder, but=state["shards"])
-        self.last_saved = time.perf_counter()
+        if not self.ranks.alone:  # at numbers of steps that all know: asking costs an exchange
+            step = batch // self.data.accumulate
+            if step % max(1, REPORT_BATCHES // self.data.accumulate):
+                return
+        if self.ranks.agreed(self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)):
+            self.count_time()
+            self.story.batch = batch
+            self.save()
+            self.trained_since = time.perf_counter()
+
+    def save(self) -> None:
+        if self.interruptions is not None:
+            begun = time.perf_counter()
+            self.interruptions.save(dataclasses.replace(self.story, seconds=self.seconds()), self.best)
+            self.last_saved = time.perf_counter()
+            self.saving = self.last_saved - begun
+
+    def unsaved(self) -> float:
+        return time.perf_counter() - self.last_saved
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one; one that is damaged or another run's is set aside."""
-        if self.folder is None:
-            return
-        folder = self.folder
-        try:
-            state = self.ranks.from_main(lambda: self.read_checkpoint(folder))
-            if isinstance(state, DamagedError):
-                raise state
-            if state is None:
-                return
-            if self.ranks.sharded:
-                state["best"] = load_shards(folder, state["shards"], self.learner, self.best)
-            else:
-                self.learner.load_state(state)
-        except DamagedError as error:
-            aside = self.ranks.from_main(lambda: set_aside(folder))
-            self.warn(f"{error}; it is now '{aside.name}', and the run starts again.")
-            return
-        self.story, self.best = Story(**state["story"]), state["best"]
-        self.resume_random(state["random"])
-
-    def read_checkpoint(self, folder: Path) -> dict[str, Any] | DamagedError | None:
-        """The run's own checkpoint, none, or what is wrong with it."""
-        make_ready(folder)
-        try:
-            state = load_checkpoint(folder)
-        except DamagedError as error:
-            return error
-        if state is None:
-            return None
-        if state.get("key") != self.key or not isinstance(state["random"], list):
-            return DamagedError(
-                f"The checkpoint in '{folder}' belongs to another run, or to another version of Attemper"
-            )
-        if ("shards" in state) != self.ranks.sharded:
-            kind, other = ("fsdp", "ddp") if "shards" in state else ("ddp", "fsdp")
-            raise StorageError(
-                f"The checkpoint in '{folder}' was written with --parallel {kind}, and cannot be read with {other}. "
-                f"Go on with --parallel {kind}, or in another folder."
-            )
-        return state
-
-    def resume_random(self, states: list[dict[str, Any]]) -> None:
-        """Draw on as each rank would have; as many ranks as before are needed for that."""
-        if len(states) == self.ranks.size:
-            set_random_state(states[self.ranks.rank])
-            return
-        seed_everything(self.spec.seed, self.ranks.rank, self.story.epoch)
-        self.warn(
-            f"The checkpoint was written by {counted(len(states))}, and {counted(self.ranks.size)} go on with it: from "
-            "the same weights and with the same batches, but with other random draws, so not with the same bits."
-        )
+        """Go on from the checkpoint, if there is one."""
+        if self.interruptions is not None and (found := self.interruptions.resume(self.best)) is not None:
+            self.story, self.best = found
 
     def seconds(self) -> float:
         return self.story.seconds + time.perf_counter() - self.begun
@@ -388,11 +347,6 @@ class Run:
             "images_per_second": images / trained if trained else None,
             "peak_memory": torch.cuda.max_memory_allocated(self.device) if gpu else None,
         }
-
-
-def counted(processes: int) -> str:
-    """A number of processes in words."""
-    return "one process" if processes == 1 else f"{processes} processes"
 
 
 def versions(device: torch.device) -> dict[str, str]:

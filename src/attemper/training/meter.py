@@ -35,8 +35,20 @@ class Meter:
         self.bad_loss = torch.zeros((), device=device)
 
     def reset(self) -> None:
-        for tensor in (self.sums, self.batches, self.bad_batch, self.bad_loss):
+        for tensor in self._tensors().values():
             tensor.zero_()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in ("sums", "batches", "bad_batch", "bad_loss")}
+
+    def state(self) -> dict[str, Tensor]:
+        """What has been counted so far, for a checkpoint inside of an epoch."""
+        return {name: tensor.cpu() for name, tensor in self._tensors().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Count on from there. In place: a CUDA graph has the tensors by their addresses."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
 
     @torch.no_grad()
     def update(self, total: Tensor, loss: Tensor, right: Tensor) -> None:

@@ -126,6 +126,14 @@ class Ranks:
         said: T = box[0]
         return said
 
+    def agreed(self, decision: bool) -> bool:
+        """The main rank's decision, for all. One small exchange on the CPU: cheaper than `from_main`."""
+        if self.alone:
+            return decision
+        told = torch.tensor(int(decision))
+        self.overwrite([told])
+        return bool(told)
+
     def overwrite(self, tensors: Sequence[Tensor]) -> None:
         """Put the main rank's values into these tensors of every rank."""
         if not self.alone:

@@ -30,15 +30,17 @@ def refuse_sharded(spec: RunSpec, probe_every: int | None) -> None:
             )
 
 
-def save_shards(folder: Path, epoch: int, learner: Learner, best: Mapping[str, Tensor]) -> str:
+def save_shards(folder: Path, place: str, learner: Learner, best: Mapping[str, Tensor]) -> str:
     """Write all tensors of a run into a folder of their own, by all ranks together, and give its name.
 
     The checkpoint that names it is written afterwards: until then the shards of the one before are those that count.
+
+    place: where the run is, a part of the name.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    name = f"{PREFIX}{epoch}"
+    name = f"{PREFIX}{place}"
     try:
         save(tensors_of(learner, best), checkpoint_id=folder / name)
     except (OSError, CheckpointException) as error:

@@ -1,0 +1,30 @@
+"""What has happened in a run so far: all of its result that is not a weight."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["Story"]
+
+
+@dataclasses.dataclass
+class Story:
+    """The part of a run that is behind it."""
+
+    epoch: int = 0
+    """The last epoch that was finished."""
+    batch: int = 0
+    """Batches of the epoch after it that are done; more than 0 in a checkpoint from inside of an epoch only."""
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    chosen: int = 0
+    """The best epoch so far; 0: the initial weights."""
+    diverged: dict[str, Any] | None = None
+    seconds: float = 0.0
+    """Spent before this process took over."""
+    training_seconds: float = 0.0
+    probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return self.diverged is not None
