@@ -174,6 +174,15 @@ def test_limits_keep_the_same_samples_for_everybody(root: Path) -> None:
         opened("wds:set(train=99)", root)
 
 
+def test_ranks_share_repeated_crops_of_whole_files_as_one_process_has_them(root: Path) -> None:
+    task = opened(WDS, root)
+    budget = {"augment": f"resized-crop(0.2)+randaugment(9, p=0.5)+{EVERYTHING}", "batch_size": 6, "repeats": 3}
+    whole = epoch_of(task, **budget)
+    parts = [epoch_of(task, Ranks(rank, 2), **budget) for rank in range(2)]
+    joined_up = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(*parts, strict=True)]
+    assert_equal(joined_up, whole)
+
+
 def test_repeats_augment_every_image_anew(root: Path) -> None:
     source = opened(WDS, root).pool
     augmentation = parse_augmentation("crop-flip(8)")

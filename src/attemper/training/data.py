@@ -115,7 +115,7 @@ class RunData:
         if isinstance(self.train, StreamSource):
             return self.train.some(MEASURED, derive(self.seed, "measured"))
         order = torch.randperm(len(self.train), generator=generator(self.seed, "measured"))
-        return self.train.take(order[:MEASURED].sort().values.to(self.train.targets.device))
+        return self.train.take(order[:MEASURED].sort().values)
 
 
 def repeated(batches: Iterator[tuple[Tensor, Tensor]], times: int) -> Iterator[tuple[Tensor, Tensor]]:
