@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,17 +19,10 @@ from attemper.training.evaluate import evaluate
 from attemper.training.learner import Average, Learner
 from attemper.training.schedule import learning_rate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 TINY = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower on several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small_task() -> Task:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,17 +21,11 @@ from attemper.training.learner import Learner, parameter_groups
 from attemper.training.ranks import Ranks
 from attemper.training.spec import LATER
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 TASK = "digits(train=200, test=50)"
 TINY = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def spec(recipe: str = "none", *, model: str = TINY, seed: int = 0, **budget: Any) -> RunSpec:
