@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.ops.triton_attention.words import COLUMN_SALT, LANE_STEP, MIX_1, QUERY_STEP, STEP, mix
+from attemper.ops.triton_words import COLUMN_SALT, LANE_STEP, MIX_1, QUERY_STEP, STEP, mix
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from attemper.ops.triton_attention.tiles import (
     to_logits,
     without_last,
 )
-from attemper.ops.triton_attention.words import row_words
+from attemper.ops.triton_words import row_words
 
 PROBE = tl.constexpr(16)  # keys that set a row's offset
 LOWEST = tl.constexpr(2.0**-60)

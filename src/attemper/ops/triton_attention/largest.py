@@ -27,7 +27,7 @@ from attemper.ops.triton_attention.tiles import (
     restrict,
     to_logits,
 )
-from attemper.ops.triton_attention.words import row_words
+from attemper.ops.triton_words import row_words
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from attemper.ops.triton_attention.largest import allowed_logits, census, store_cuts
 from attemper.ops.triton_attention.tiles import FLAG_ROWS, expand_rule, groups_of, load_rule, load_tile
-from attemper.ops.triton_attention.words import row_words
+from attemper.ops.triton_words import row_words
 
 
 @triton.jit

@@ -66,7 +66,7 @@ def row_cuts(
 
 
 def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, lane: int = 0) -> Tensor:
-    from attemper.ops.triton_attention.words import table_kernel
+    from attemper.ops.triton_words import table_kernel
 
     table = _drop_table_fake(seed, limit, threshold, keys)
     with on_device(seed):

@@ -24,7 +24,7 @@ from attemper.ops.triton_attention.tiles import (
     store_tile,
     without_last,
 )
-from attemper.ops.triton_attention.words import row_words
+from attemper.ops.triton_words import row_words
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.ops.triton_attention.words import COLUMN_SALT, MIX_1, STEP, mix, row_words, start_of
+from attemper.ops.triton_words import COLUMN_SALT, MIX_1, STEP, mix, row_words, start_of
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
 FAINT = tl.constexpr(1e-30)
