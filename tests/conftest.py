@@ -14,6 +14,15 @@ def seeded() -> None:
     torch.manual_seed(20)
 
 
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """What a test does to the number of threads ends with it: where others compute too, one too many costs tenfold."""
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small matrices are slower with several threads, much slower where other programs run."""

@@ -28,7 +28,13 @@ def team(size: int, check: Callable[..., Any], *args: Any, **environment: str) -
     """What check(*args) gives on each of so many ranks; an exception is given back as its type's name and its text."""
     context = multiprocessing.get_context("forkserver")
     start_server()
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size), **environment}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",  # else accelerate gives a rank several, which do not survive being forked
+        **environment,
+    }
     members = []
     for rank in range(size):
         ours, theirs = context.Pipe()

@@ -1,15 +1,17 @@
 """What every rank of a test's team needs, imported once for all of them."""
 
 import accelerate
+import pytest
 import timm
 import torch.distributed.checkpoint.state_dict_loader
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp
 
 import attemper.cli.commands
+import attemper.evaluation.runs
 import attemper.study
 import attemper.training
 from attemper.tasks import open_task
 
 open_task("digits(train=200, test=50)")
-MODULES = (accelerate, timm, torch, attemper)
+MODULES = (accelerate, pytest, timm, torch, attemper)

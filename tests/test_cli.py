@@ -21,7 +21,7 @@ from attemper.study.published import SCALES, catalogue, find_table
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
-SMALL = ["--seeds", "2", "--epochs", "1", "--workers", "1"]
+SMALL = ["--task", "digits(train=200, test=50)", "--seeds", "2", "--epochs", "1", "--workers", "1"]
 PATHS = [[name] for name in COMMANDS if name not in GROUPS]
 PATHS += [[group, name] for group, (_, members) in GROUPS.items() for name in members]
 

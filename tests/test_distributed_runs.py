@@ -135,7 +135,8 @@ def test_a_sharded_run_goes_on_with_the_same_bits_and_says_what_it_cannot_read(t
     (again, warnings), _ = team(2, train, tmp_path / "ragged", chosen, "fsdp")
     assert again == expected
     assert "checkpoint-shards-" in warnings[0]
-    assert "cannot be read" in warnings[0]
+    assert "cannot be read (FileNotFoundError: " in warnings[0]
+    assert "__1_0.distcp" in warnings[0]
     assert "the run starts again" in warnings[0]
     for kind, text in team(2, train, whole, chosen, "ddp"):
         assert kind in ("StorageError", "RankError")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from attemper.cli import main
 from attemper.errors import ParameterError
 from attemper.study import Study, load_plan, status_of
 from attemper.study.slurm import LEFT_WORK, Job, slurm_script
+from teams import start_server
 
 PLAN = """
 task: digits(train=100, test=50)
@@ -172,19 +173,25 @@ def test_a_worker_does_what_is_free_leaves_and_the_last_one_writes_the_page(
     assert (study.folder / "summary.csv").exists()
 
 
+def work_until_told(folder: Path) -> None:
+    raise SystemExit(main(["study", "work", str(folder)]))
+
+
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGUSR1, LEFT_WORK), (signal.SIGTERM, 130)])
 def test_a_worker_that_is_told_to_leave_gives_its_run_back(tmp_path: Path, sign: int, code: int) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN.replace("epochs: 1,", "epochs: 5000,"))
     study = Study(tmp_path / "one", load_plan(tmp_path / "plan.yaml"))
     study.prepare()
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "attemper", "study", "work", str(study.folder)], stdout=subprocess.DEVNULL
-    )
+    start_server()  # which has imported everything: a process of its own would take ten seconds for that
+    worker = multiprocessing.get_context("forkserver").Process(target=work_until_told, args=(study.folder,))
+    worker.start()
+    assert worker.pid is not None
     until = time.monotonic() + 120
     while not list(study.folder.glob("progress/*")) and time.monotonic() < until:
-        assert worker.poll() is None, "it ended before it was told to"
+        assert worker.is_alive(), "it ended before it was told to"
         time.sleep(0.1)
-    worker.send_signal(sign)
-    assert worker.wait(timeout=60) == code
+    os.kill(worker.pid, sign)
+    worker.join(60)
+    assert worker.exitcode == code
     status = status_of(study)
     assert (status.running, status.failed, status.missing) == ((), 0, 4)

@@ -61,12 +61,18 @@ def load_shards(folder: Path, name: str, learner: Learner, best: Mapping[str, Te
     try:
         load(read, checkpoint_id=folder / name)
     except (OSError, KeyError, ValueError, RuntimeError, CheckpointException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DamagedError(f"The shards '{folder / name}' cannot be read ({reason})") from error
+        raise DamagedError(f"The shards '{folder / name}' cannot be read ({_reason(error)})") from error
     with torch.no_grad():
         for key, tensor in live.items():
             tensor.copy_(read[key])
     return {key: read[f"best/{key}"] for key in best}
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong on the first rank on which it did, in a sentence; torch itself only tells the rank's number."""
+    failures = getattr(error, "failures", {})
+    cause = next(iter(failures.values()))[0] if failures else error
+    return f"{type(cause).__name__}: {cause}".partition("\n")[0].partition(". ")[0].rstrip(": .")
 
 
 def remove_shards(folder: Path, but: str) -> None:
