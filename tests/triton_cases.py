@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
-from attemper.methods import DropKey
+from attemper.methods import Blur, DropKey
 from attemper.ops.triton_attention import plan
 
 Tensors = tuple[Tensor, ...]
@@ -173,3 +176,19 @@ def test_compiles_in_one_graph_and_gives_the_same_bits() -> None:
     expected = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
     given = torch.autograd.grad(compiled(q, k, v).square().sum(), (q, k, v))
     assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
+
+
+def test_backward_makes_no_zeros_for_outputs_that_have_no_gradient() -> None:
+    seen: list[str] = []
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    qkv = make(1, 1, 17, 17, 16)
+    out = attemper.attention(*qkv, methods=[DropKey(0.1), Blur(1.0)], impl="triton")
+    with Listening():
+        torch.autograd.grad(out, qkv, torch.ones_like(out))
+    assert any("fused_attention_backward" in name for name in seen)
+    assert not any("zeros" in name for name in seen)

@@ -150,6 +150,7 @@ def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) ->
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # zeros for what is not differentiable would cost a launch
     q, k, v, words, ctx.scale, ctx.causal = inputs
     ctx.save_for_backward(q, k, v, *output, words)
 

@@ -194,6 +194,7 @@ def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) ->
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    ctx.set_materialize_grads(False)  # zeros for integers, which nobody reads, would cost a launch each
     ctx.save_for_backward(q, k, v, *output, mask, table, tops, cuts, hard)
 
 

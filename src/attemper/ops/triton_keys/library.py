@@ -145,6 +145,7 @@ def _token_major(like: Tensor, heads: int, tokens: int) -> Tensor:
 def _save_blur(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, seed, ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # zeros for the second output would cost a launch
     ctx.save_for_backward(output[1], seed, real)
 
 
