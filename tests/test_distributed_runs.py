@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_another_number_of_processes_and_says_so(tmp_path: Pa
         team(before, train, folder, chosen, parallel, (0, STEPS + 2))
         (result, warnings), *_ = team(after, train, folder, chosen, parallel)
         words = "one process" if after == 1 else f"{after} processes"
-        assert f"was written by {before} processes, and {words} go on with it" in warnings[0]
+        assert f"was written by {before} processes, and the run goes on with {words}" in warnings[0]
         assert len(result["curve"]) == 3
         for mine, expected in zip(result["curve"], whole["curve"], strict=True):
             assert mine["train_loss"] == pytest.approx(expected["train_loss"], abs=2e-3)

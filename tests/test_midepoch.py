@@ -251,6 +251,6 @@ def test_another_number_of_ranks_goes_on_at_the_same_batch_and_says_so(tmp_path:
     assert state["story"]["batch"] in (3, 4)
     events: list[dict[str, Any]] = []
     result = run(chosen, open_task(TASK), folder=tmp_path, progress=events.append)
-    assert "was written by 2 processes, and one process go on with it" in events[0]["warning"]
+    assert "was written by 2 processes, and the run goes on with one process" in events[0]["warning"]
     for mine, expected in zip(result["curve"], whole["curve"], strict=True):
         assert mine["train_loss"] == pytest.approx(expected["train_loss"], abs=2e-3)

@@ -307,7 +307,7 @@ def test_two_ranks_go_on_with_the_same_bits_and_one_goes_on_where_two_were(root:
     result = run(
         spec(recipe="none"), opened(WDS, root), folder=tmp_path / "alone", device="cpu", progress=events.append
     )
-    assert "was written by 2 processes, and one process go on with it" in events[0]["warning"]
+    assert "was written by 2 processes, and the run goes on with one process" in events[0]["warning"]
     for mine, expected in zip(result["curve"], whole[0]["curve"], strict=True):
         assert mine["train_loss"] == pytest.approx(expected["train_loss"], abs=2e-3)
 
