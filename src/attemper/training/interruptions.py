@@ -121,8 +121,8 @@ class Interruptions:
         seed_everything(self.seed, self.ranks.rank, story.epoch, *([story.batch] if story.batch else []))
         before, now = counted(len(states)), counted(self.ranks.size)
         self.warn(
-            f"The checkpoint was written by {before}, and the run goes on with {now}: from the same weights and with the "
-            "same batches, but with other random draws, so not with the same bits."
+            f"The checkpoint was written by {before}, and the run goes on with {now}: from the same weights and with "
+            "the same batches, but with other random draws, so not with the same bits."
         )
 
 
