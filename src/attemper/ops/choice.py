@@ -73,7 +73,7 @@ TABLE = (
         "methods outside of softmax, short rows in half precision on a GPU",
         lambda call: _stays_outside(call) and is_short(call),
         ("triton", "sdpa", "reference"),
-        "it takes 0.49 (65 tokens), 0.82 (197) and 0.86 (577) times as long as torch's fastest kernel (H200)",
+        "it takes 0.45 (65 tokens), 0.82 (197) and 0.86 (577) times as long as torch's fastest kernel (H200)",
     ),
     Preference(
         "methods outside of softmax, long rows in half precision on a GPU",
