@@ -48,3 +48,8 @@ def quick_workers() -> Iterator[None]:
 def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler of `attemper bench` takes a second per step; what it measures has a test of its own."""
     monkeypatch.setattr("attemper.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes a minute begins first: at the end, one process would wait for the other."""
+    items.sort(key=lambda item: "test_kernels_in_the_interpreter" not in item.nodeid)
