@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from attemper.training import Budget, RunSpec, joined, loop, run
 from attemper.training import ranks as ranks_module
 from attemper.training.checkpoint import load_checkpoint
 from attemper.training.learner import Learner
+from endings import assert_equal_bits, flat
 from teams import DIED, free_port, team
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,23 +79,9 @@ def die_at(step: int) -> None:
     Learner.learn = counting  # type: ignore[method-assign]
 
 
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Everything in nested containers, by path."""
-    if isinstance(value, dict):
-        return {k: v for key, each in value.items() for k, v in flat(each, f"{name}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for key, each in enumerate(value) for k, v in flat(each, f"{name}/{key}").items()}
-    return {name: value}
-
-
 def assert_same_end(one: Path, other: Path) -> None:
     """Checkpoints and weights hold the same bits, the random states of all ranks among them."""
-    states = [flat(load_checkpoint(folder)) | load_file(folder / "model.safetensors") for folder in (one, other)]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        if "seconds" not in name:
-            equal = torch.equal(value, states[1][name]) if isinstance(value, Tensor) else value == states[1][name]
-            assert equal, name
+    assert_equal_bits(*(flat(load_checkpoint(each)) | load_file(each / "model.safetensors") for each in (one, other)))
 
 
 # -------------------------------------------------------------------------------------------------------- interruptions

@@ -312,3 +312,12 @@ def test_mean_and_strength_are_linear_and_a_rate_of_zero_penalises_nothing():
 def test_bad_parameters_are_named(options, message):
     with pytest.raises(attemper.errors.ParameterError, match=message):
         ExplicitDropout(**options)
+
+
+def test_squares_of_logits_do_not_overflow_under_autocast_to_float16() -> None:
+    x = 30 * torch.randn(2, 40, 16)
+    weight = torch.randn(16, 16)
+    arguments = (x, weight, x @ weight.T, x @ weight.T, 2, P, "paper")
+    expected = logit_square(*arguments)
+    with torch.autocast("cpu", torch.float16):
+        torch.testing.assert_close(logit_square(*arguments), expected)

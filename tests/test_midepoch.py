@@ -19,13 +19,13 @@ from attemper.training import ranks as ranks_module
 from attemper.training.checkpoint import load_checkpoint, save_checkpoint
 from attemper.training.data import RunData
 from attemper.training.learner import Learner
+from endings import assert_same_end, timeless
 from teams import DIED, team
 
 TASK = "digits(train=200, test=50)"
 MODEL = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
 STEPS = 7
 """Of an epoch of batches of 20."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Else accelerate gives a rank several, which a process cannot have that was forked from one with several."""
 EVERYTHING = {"ema": 0.9, "clip": 1.0, "accumulate": 2, "batch_size": 10, "augment": "crop-flip(1)+mixup"}
 
@@ -68,29 +68,6 @@ def stopped(batch: int, chosen: RunSpec, folder: Path, task: Task | None = None,
         stopping_at(batch, patch)
         with pytest.raises(StopError):
             run(chosen, task or open_task(TASK), folder=folder, **options)
-
-
-def timeless(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "timing"}
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Everything in nested containers, by path."""
-    if isinstance(value, dict):
-        return {k: v for key, each in value.items() for k, v in flat(each, f"{name}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for key, each in enumerate(value) for k, v in flat(each, f"{name}/{key}").items()}
-    return {name: value}
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    """The last checkpoints hold the same bits: weights, optimiser, average, best weights, random states, curve."""
-    states = [flat(load_checkpoint(folder)) for folder in (one, other)]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        if "seconds" not in name:
-            equal = torch.equal(value, states[1][name]) if isinstance(value, Tensor) else value == states[1][name]
-            assert equal, name
 
 
 # --------------------------------------------------------------------------------------------------------- one process
@@ -228,14 +205,14 @@ def test_ranks_that_are_killed_inside_of_an_epoch_end_with_the_same_bits(
     parallel: str, epochs: int, kills: tuple[tuple[int, int], ...], tmp_path: Path
 ) -> None:
     chosen = spec("dropkey(0.2) + explicit(v=5e-4)", **EVERYTHING, epochs=epochs)
-    whole = team(2, train, tmp_path / "whole", chosen, parallel, **ONE_THREAD)
+    whole = team(2, train, tmp_path / "whole", chosen, parallel)
     for killed in kills:
-        answers = team(2, train, tmp_path / "cut", chosen, parallel, killed, **ONE_THREAD)
+        answers = team(2, train, tmp_path / "cut", chosen, parallel, killed)
         assert answers[killed[0]] == DIED
         state = load_checkpoint(tmp_path / "cut")
         assert state is not None
         assert state["story"]["batch"] > 0
-    resumed = team(2, train, tmp_path / "cut", chosen, parallel, **ONE_THREAD)
+    resumed = team(2, train, tmp_path / "cut", chosen, parallel)
     assert [result for result, _ in resumed] == [result for result, _ in whole]
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
     shards = list((tmp_path / "cut").glob("checkpoint-shards-*"))
@@ -245,7 +222,7 @@ def test_ranks_that_are_killed_inside_of_an_epoch_end_with_the_same_bits(
 def test_another_number_of_ranks_goes_on_at_the_same_batch_and_says_so(tmp_path: Path) -> None:
     chosen = spec("none", epochs=2)
     whole = run(chosen, open_task(TASK))
-    assert DIED in team(2, train, tmp_path, chosen, "ddp", (0, 5), **ONE_THREAD)
+    assert DIED in team(2, train, tmp_path, chosen, "ddp", (0, 5))
     state = load_checkpoint(tmp_path)
     assert state is not None
     assert state["story"]["batch"] in (3, 4)

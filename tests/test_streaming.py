@@ -31,12 +31,12 @@ from attemper.training.checkpoint import load_checkpoint
 from attemper.training.data import RunData
 from attemper.training.learner import Learner
 from attemper.training.ranks import ALONE, Ranks
+from endings import timeless
 from shards import MODEL, jpeg, members, offline, opened, write_parquet, write_wds
 from teams import DIED, team
 
 CPU = torch.device("cpu")
 WDS, STREAMED, PREPARED = "wds:set(size=32)", "hf:hub(size=32)", "hf:hub(size=32, streaming=false)"
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Else accelerate gives a rank several, which a process cannot have that was forked from one with several."""
 EVERYTHING = "crop-flip+erasing(0.5)+mixup+cutmix"
 
@@ -63,10 +63,6 @@ def here_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def spec(task: str = WDS, recipe: str = "dropkey(0.2)", **budget: Any) -> RunSpec:
     settings_ = {"epochs": 2, "batch_size": 5, "lr": 3e-3, "warmup_epochs": 1, "augment": EVERYTHING, **budget}
     return RunSpec(task=task, model=MODEL, recipe=recipe, seed=3, budget=Budget(**settings_))
-
-
-def timeless(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "timing"}
 
 
 # ------------------------------------------------------------------------------------------------------- whole epochs
@@ -296,10 +292,10 @@ def train(folder: Path, root: Path, killed: tuple[int, int] | None) -> Any:
 
 
 def test_two_ranks_go_on_with_the_same_bits_and_one_goes_on_where_two_were(root: Path, tmp_path: Path) -> None:
-    whole = team(2, train, tmp_path / "whole", root, None, **ONE_THREAD)
-    assert DIED in team(2, train, tmp_path / "cut", root, (1, 4), **ONE_THREAD)
+    whole = team(2, train, tmp_path / "whole", root, None)
+    assert DIED in team(2, train, tmp_path / "cut", root, (1, 4))
     shutil.copytree(tmp_path / "cut", tmp_path / "alone")
-    assert team(2, train, tmp_path / "cut", root, None, **ONE_THREAD) == whole
+    assert team(2, train, tmp_path / "cut", root, None) == whole
     state = load_checkpoint(tmp_path / "alone")
     assert state is not None
     assert state["story"]["batch"] in (2, 3)

@@ -21,6 +21,7 @@ from attemper.tasks import open_task
 from attemper.training import CHECKPOINT, Budget, RunSpec, StorageError, loop, run
 from attemper.training.checkpoint import load_checkpoint, save_checkpoint
 from attemper.training.randomness import random_state, seed_everything, set_random_state
+from endings import assert_same_end, timeless
 
 TASK = "digits(train=200, test=50)"
 EPOCHS = 5
@@ -59,30 +60,6 @@ def stop_after(epoch: int) -> Any:
             raise StopError
 
     return progress
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Everything in nested containers, by path."""
-    if isinstance(value, dict):
-        return {k: v for key, each in value.items() for k, v in flat(each, f"{name}/{key}").items()}
-    if isinstance(value, list | tuple):
-        return {k: v for key, each in enumerate(value) for k, v in flat(each, f"{name}/{key}").items()}
-    return {name: value}
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    """The last checkpoints hold the same bits: weights, optimiser, average, best weights, random states, curve."""
-    states = [flat(load_checkpoint(folder)) for folder in (one, other)]
-    assert states[0].keys() == states[1].keys()
-    for name, value in states[0].items():
-        if "seconds" in name:
-            continue
-        same = torch.equal(value, states[1][name]) if isinstance(value, torch.Tensor) else value == states[1][name]
-        assert same, name
-
-
-def timeless(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "timing"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ expectation of ½‖what X̃ becomes behind the weights‖². Nothing here build
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -90,7 +91,8 @@ def _for_each_head(keys: Tensor, axis: int, like: int, heads: int) -> Tensor:
 
 def product_square(left: Tensor, right: Tensor) -> Tensor:
     """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in float32 at least."""
-    square: Tensor = ProductSquare.apply(left, right)
+    with torch.autocast(left.device.type, enabled=False):  # which would multiply in float16
+        square: Tensor = ProductSquare.apply(left, right)
     return square
 
 
@@ -116,11 +118,13 @@ class ProductSquare(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         left, right = ctx.saved_tensors
-        d_left, d_right = torch.zeros_like(left), torch.zeros_like(right)
-        for some in _slices(left.shape[-1]):
-            d_left = d_left + left[..., some] @ (2 * grad * _gram(right, some)).to(left.dtype)
-            d_right = d_right + right[..., some] @ (2 * grad * _gram(left, some)).to(right.dtype)
-        return d_left, d_right
+        return _gradient_of(left, right, grad), _gradient_of(right, left, grad)
+
+
+def _gradient_of(x: Tensor, other: Tensor, grad: Tensor) -> Tensor:
+    """What `ProductSquare` gives to one side: 2 g X · OᵀO."""
+    parts = (x[..., some] @ (2 * grad * _gram(other, some)).to(x.dtype) for some in _slices(x.shape[-1]))
+    return functools.reduce(torch.add, parts)
 
 
 def _slices(width: int) -> list[slice]:

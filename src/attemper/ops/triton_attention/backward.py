@@ -70,7 +70,7 @@ def score_gradients(
 ):  # fmt: skip
     """dV with what a tile adds to it, and the gradient of the tile's logits, keys down and queries across.
 
-    lse, delta, words, and limit where it is no scalar: a number per query, (1, queries), lse as int32 bits.
+    lse, delta, words: a number per query, (1, queries), lse as int32 bits.
     EDGE_N: keys beyond nk get zeros; not needed where their rows of the result are not read.
     """
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)

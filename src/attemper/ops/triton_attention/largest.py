@@ -199,9 +199,6 @@ def cuts_rows(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     queries = first + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
-    if SECOND:
-        reached = tl.load(cuts_ptr + queries, mask=queries < nq, other=INFINITY_BITS).to(tl.int32)
-        reached = reached.to(tl.float32, bitcast=True)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
@@ -231,6 +228,9 @@ def cuts_rows(
         value, below = whole_row(x, k_largest)
     else:
         if WAY == "slots":
+            if SECOND:
+                reached = tl.load(cuts_ptr + queries, mask=queries < nq, other=INFINITY_BITS).to(tl.int32)
+                reached = reached.to(tl.float32, bitcast=True)
             at = tl.arange(0, SLOTS)
             slots = tl.zeros((BM, SLOTS), tl.float32) + tl.where(at <= k_largest, -float("inf"), float("inf"))[None, :]
             for start in tl.range(0, end, BN):
@@ -282,7 +282,7 @@ def cuts_kernel(
 
     SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
     SECOND: `maxima.maxima_kernel` has been here, with tiles of `unsure_rows`, and only those that it flagged are looked
-    at. It has left a number for each of their rows that the k + 1 largest reach; what does not is passed over.
+    at. It has left a number for each of their rows that the k + 1 largest reach; "slots" passes over what does not.
     """
     if SPAN == 0:
         tiles = (nq + BM - 1) // BM

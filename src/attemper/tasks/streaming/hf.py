@@ -10,7 +10,7 @@ from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts
 from attemper.tasks.streaming.arrow import ArrowStore
 from attemper.tasks.streaming.rowgroups import RowGroupStore, open_row_groups
-from attemper.tasks.streaming.task import StreamTask, open_parts
+from attemper.tasks.streaming.task import StreamTask, need, open_parts
 
 __all__ = ["open_hf"]
 
@@ -45,7 +45,7 @@ def open_hf(
     streaming: read parquet files where they lie. Otherwise the data set is prepared in the cache of Hugging Face's
         library, where any sample can be read; that takes disk space, and works with all kinds of files.
     """
-    load_datasets()
+    need("Hugging Face data sets", "datasets")
     folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
     place = path if folder is None else str(folder.absolute())
     builder = _builder(place, config)
@@ -79,20 +79,8 @@ def open_hf(
     )
 
 
-def load_datasets() -> None:
-    """See that what reads Hugging Face data sets is there."""
-    try:
-        import datasets  # type: ignore[import-untyped]  # noqa: F401
-        import timm  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"Hugging Face data sets are read with datasets and timm, and {error.name} is not installed: pip install "
-            "'attemper[stream]'"
-        ) from None
-
-
 def _builder(place: str, config: str | None) -> Any:
-    from datasets import load_dataset_builder
+    from datasets import load_dataset_builder  # type: ignore[import-untyped]
 
     try:
         return load_dataset_builder(place, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 import torch
 from torch import Tensor
@@ -17,7 +18,17 @@ from attemper.tasks.streaming.order import Selection
 from attemper.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
 from attemper.tasks.streaming.source import Store, StreamSource
 
-__all__ = ["StreamTask", "open_parts"]
+__all__ = ["StreamTask", "need", "open_parts"]
+
+
+def need(what: str, library: str) -> None:
+    """See that what reads large data sets is there. what: a few words for those that `library` reads."""
+    for module in (library, "timm"):
+        if importlib.util.find_spec(module) is None:
+            raise DataError(
+                f"{what} are read with {library} and timm, and {module} is not installed: pip install "
+                "'attemper[stream]'"
+            )
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ import numpy as np
 from attemper.tasks.errors import DataError
 from attemper.tasks.fingerprint import of_parts
 from attemper.tasks.streaming.tars import Members, TarStore, index_shards
-from attemper.tasks.streaming.task import StreamTask, open_parts
+from attemper.tasks.streaming.task import StreamTask, need, open_parts
 
 __all__ = ["open_wds"]
 
@@ -48,7 +48,7 @@ def open_wds(
     training, held_out: what the two parts are called; held_out may be a pattern. None: test, val or validation.
     images, label: endings of the files of a sample.
     """
-    load_webdataset()
+    need("Shards", "webdataset")
     where = _locate(path, root)
     parts = where.part(training), where.test(held_out)
     if both := set(parts[0].shards) & set(parts[1].shards):
@@ -70,18 +70,6 @@ def open_wds(
         train=train,
         test=test,
     )
-
-
-def load_webdataset() -> None:
-    """See that what reads shards is there."""
-    try:
-        import timm  # noqa: F401
-        import webdataset  # type: ignore[import-untyped]  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"Shards are read with webdataset and timm, and {error.name} is not installed: pip install "
-            "'attemper[stream]'"
-        ) from None
 
 
 @dataclasses.dataclass(frozen=True)
