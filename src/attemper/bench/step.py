@@ -189,7 +189,7 @@ class StepBench:
         """The step, compiled and with its optimiser's state in place, and its memory with what stays between steps."""
         step = self.make_step(trained, mode)
         if isinstance(self.stopwatch, CudaStopwatch):
-            prepared = self.stopwatch.prepare(step, capture=False)  # a step of this size hides its launches
+            prepared = self.stopwatch.prepare(step, in_a_loop=True)
         else:
             prepared = self.stopwatch.prepare(step)
         kept = sum(t.numel() * t.element_size() for t in trained.kept())

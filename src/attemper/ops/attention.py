@@ -17,11 +17,11 @@ from torch import Tensor
 from attemper.errors import ParameterError, UnsupportedError, suggestion
 from attemper.ops import fa4, gather, reference, sdpa, triton_attention
 from attemper.ops.call import Call, make_call
-from attemper.ops.choice import preference
+from attemper.ops.choice import is_short, preference
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import seed_tensor
 
-__all__ = ["Verdict", "attention", "implementations"]
+__all__ = ["Verdict", "attention", "fastest_unperturbed", "implementations"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -81,6 +81,19 @@ def attention(
     call = make_call(q, k, v, attn_mask, is_causal, scale, methods, seeded)  # type: ignore[arg-type]
     out: Tensor = choose(call, impl).attention(call)
     return out
+
+
+def fastest_unperturbed(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
+) -> Literal["auto", "triton"]:
+    """The `impl` that is fastest for a call without methods, also where its last bits are not those of torch's kernels.
+
+    `auto` keeps such calls bit for bit as they are. Masks that are added, and causal calls, were not measured.
+    """
+    if is_causal or (attn_mask is not None and attn_mask.is_floating_point()):
+        return "auto"
+    call = make_call(q, k, v, attn_mask, is_causal, None, (), None)
+    return "triton" if is_short(call) and triton_attention.refuse(call) is None else "auto"
 
 
 def choose(call: Call, impl: str) -> ModuleType:
