@@ -21,8 +21,8 @@ from attemper.methods.base import Method, Place
 from attemper.methods.dropattention import DropAttention
 from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
 from attemper.multihead import MultiheadArguments, merge_heads, project, split_heads
-from attemper.ops.attention import attention, fastest_unperturbed
-from attemper.ops.call import make_call
+from attemper.ops.attention import attend, fastest_unperturbed
+from attemper.ops.call import Call, make_call
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seed import draw_seed
@@ -51,8 +51,11 @@ class AttentionAction(Action):
     """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
+    packs: bool = field(init=False)
+    """Whether one projection gives Q, K and V together."""
 
     def __post_init__(self) -> None:
+        self.packs = self.projections is not None and self.projections.packed
         self._set_active()
 
     def _set_active(self) -> None:
@@ -105,6 +108,8 @@ class Doors(TorchFunctionMode):
         self.blurs = [m for m in self.methods if "keys" in m.stages]
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         """Of each projection: its input, its output, its bias."""
+        self.packed: Tensor | None = None
+        """What one projection gave for Q, K and V together."""
         self.blurred = False
         self.waiting = False
         """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
@@ -121,7 +126,7 @@ class Doors(TorchFunctionMode):
         if func in SOFTMAX and is_attention_softmax(*args, **kwargs):
             self.met += 1
             return self.softmax(*args, **kwargs)
-        if func is F.linear and (self.maps or self.penalties):
+        if func is F.linear and (self.maps or self.penalties or self.action.packs):
             return self.linear(*args, **kwargs)
         if func in MATMUL and are_four_axes(*args, **kwargs):
             if self.blurs and self.met == 0:
@@ -154,10 +159,7 @@ class Doors(TorchFunctionMode):
             attn_mask = None if attn_mask is None else _four_axes(attn_mask)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
         methods = self.with_own_dropout(dropout_p)
-        impl = self.implementation(methods, query, key, value, attn_mask, is_causal)
-        out = attention(
-            query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, methods=methods, impl=impl
-        )
+        out = self.attend(make_call(query, key, value, attn_mask, is_causal, scale, methods, None, self.packed))
         self.penalise(out, query, key, attn_mask, is_causal, scale)
         return out.view(shape)
 
@@ -183,20 +185,17 @@ class Doors(TorchFunctionMode):
             out = (weights @ v.to(weights.dtype)).to(q.dtype)
             weights = weights.to(q.dtype)
         else:
-            impl = self.implementation(methods, q, k, v, mask, is_causal)
-            out = attention(q, k, v, attn_mask=mask, is_causal=is_causal, methods=methods, impl=impl)
+            out = self.attend(make_call(q, k, v, mask, is_causal, None, methods, None))
         if self.penalties:
             self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, is_causal)
         return merge_heads(call, out, weights)
 
-    def implementation(
-        self, methods: tuple[Perturbation, ...], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
-    ) -> Any:
-        """What computes a fused call. One that is only looked at gets the fastest kernel in training, too."""
-        if self.action.impl == "auto" and not methods and self.training:
-            return fastest_unperturbed(q, k, v, mask, is_causal)
-        return self.action.impl
+    def attend(self, call: Call) -> Tensor:
+        """A fused call. One that is only looked at gets the fastest kernel in training, too."""
+        if self.action.impl == "auto" and not call.methods and self.training:
+            return attend(call, fastest_unperturbed(call))
+        return attend(call, self.action.impl)
 
     def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
         """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
@@ -255,9 +254,12 @@ class Doors(TorchFunctionMode):
         ours = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
         ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
         out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
-        for name, projection in ours.items():
-            rows = slice(None) if projection.rows is None else slice(*projection.rows)
-            self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
+        if self.penalties:
+            for name, projection in ours.items():
+                rows = slice(None) if projection.rows is None else slice(*projection.rows)
+                self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
+        if self.action.packs and "q" in ours:
+            self.packed = out
         return out
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:

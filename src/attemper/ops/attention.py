@@ -21,7 +21,7 @@ from attemper.ops.choice import is_short, preference
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import seed_tensor
 
-__all__ = ["Verdict", "attention", "fastest_unperturbed", "implementations"]
+__all__ = ["Verdict", "attend", "attention", "fastest_unperturbed", "implementations"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "sdpa": sdpa,
@@ -79,21 +79,23 @@ def attention(
     """
     seeded = None if seed is None else seed_tensor(seed, q.device)
     call = make_call(q, k, v, attn_mask, is_causal, scale, methods, seeded)  # type: ignore[arg-type]
-    out: Tensor = choose(call, impl).attention(call)
-    return out
+    return attend(call, impl)
 
 
-def fastest_unperturbed(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
-) -> Literal["auto", "triton"]:
+def fastest_unperturbed(call: Call) -> Literal["auto", "triton"]:
     """The `impl` that is fastest for a call without methods, also where its last bits are not those of torch's kernels.
 
     `auto` keeps such calls bit for bit as they are. Masks that are added, and causal calls, were not measured.
     """
-    if is_causal or (attn_mask is not None and attn_mask.is_floating_point()):
+    if call.is_causal or (call.attn_mask is not None and call.attn_mask.is_floating_point()):
         return "auto"
-    call = make_call(q, k, v, attn_mask, is_causal, None, (), None)
     return "triton" if is_short(call) and triton_attention.refuse(call) is None else "auto"
+
+
+def attend(call: Call, impl: str) -> Tensor:
+    """Serve a call that was checked before."""
+    out: Tensor = choose(call, impl).attention(call)
+    return out
 
 
 def choose(call: Call, impl: str) -> ModuleType:

@@ -24,6 +24,7 @@ class Call:
 
     q: (B, H, Nq, e); k: (B, H_kv, Nk, e); v: (B, H_kv, Nk, e_v), H a multiple of H_kv.
     attn_mask: boolean (True = may attend) or additive, broadcastable to (B, H, Nq, Nk).
+    packed: (B, N, 3 · H · e), of which q, k and v may be views; None: nothing like it is known.
     """
 
     q: Tensor
@@ -34,6 +35,7 @@ class Call:
     scale: float
     methods: tuple[Perturbation, ...]
     seed: Tensor | None
+    packed: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -98,6 +100,7 @@ def make_call(
     scale: float | None,
     methods: Sequence[Perturbation],
     seed: Tensor | None,
+    packed: Tensor | None = None,
 ) -> Call:
     """Check shapes, dtypes, devices and methods; raise an error that names what was given and what would be right."""
     _check_tensors(q, k, v)
@@ -109,7 +112,8 @@ def make_call(
             raise ParameterError(f"methods must act on attention, such as DropKey(0.1); got {method!r}")
         if getattr(method, "schedule", "constant") != "constant":
             raise ParameterError(f"{method} has a rate per block, and one call has no block; give the rate itself")
-    return Call(q, k, v, attn_mask, is_causal, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, methods, seed)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return Call(q, k, v, attn_mask, is_causal, scale, methods, seed, packed)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -49,6 +49,14 @@ class Projections:
     v: Projection
     out: Projection | None
 
+    @property
+    def packed(self) -> bool:
+        """Whether one weight makes Q, K and V, in this order."""
+        third = self.q.parameter.shape[0] // 3
+        rows = [(third * i, third * (i + 1)) for i in range(3)]
+        each = (self.q, self.k, self.v)
+        return [part.rows for part in each] == rows and all(part.parameter is self.q.parameter for part in each)
+
 
 @dataclass(frozen=True)
 class AttentionSite:

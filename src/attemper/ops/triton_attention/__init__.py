@@ -19,7 +19,8 @@ from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream, live_threshold
 from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rules
-from attemper.ops.triton_attention.library import fused_attention
+from attemper.ops.triton_attention.library import fused_attention, transformed
+from attemper.ops.triton_attention.packed import either
 from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
 
 __all__ = ["attention", "plain", "refuse", "takes"]
@@ -111,7 +112,11 @@ def attention(call: Call) -> Tensor:
                 *(q.detach(), k.detach(), mask, tops, table, hard),
                 *(call.scale, call.is_causal, largest.count, fill == "neg_inf"),
             )
-    out = fused_attention(q, k, v, mask, table, call.scale, call.is_causal, tops, cuts, hard, fill)
+    others = (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill)
+    if call.packed is None or transformed():
+        out = fused_attention(q, k, v, *others)
+    else:
+        out = either(call.packed, q, k, v, *others)
     return perturbed_heads(out, outside)
 
 

@@ -1,8 +1,9 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd.
 
-`prepare.py` has what comes before. `fused_attention` gives the output and what backward needs: `stats`, two int32
-planes (the bits of the base-2 log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold
-integers, so no gradient is ever asked of them.
+`prepare.py` has what comes before, `packed.py` the operator for queries, keys and values in one tensor.
+`fused_attention` gives the output and what backward needs: `stats`, two int32 planes (the bits of the base-2
+log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold integers, so no gradient is ever
+asked of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from attemper.ops.triton_attention.launch import (
 )
 from attemper.ops.triton_attention.plan import backward_plan, forward_plan, is_static, padded, tail, whole_plan
 
-__all__ = ["fused_attention"]
+__all__ = ["backward_into", "forward", "forward_fake", "fused_attention", "no_second_gradients", "transformed"]
 
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
@@ -55,11 +56,12 @@ def fused_attention(
     """
     arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)
     # Autograd of library operators does not take part in torch.func.grad; that of a function does.
-    out: Tensor = (FusedAttention.apply if _transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
+    out: Tensor = (FusedAttention.apply if transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
     return out
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
+    """Whether torch.func is at work: its tensors are wrapped."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -76,10 +78,11 @@ def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
     return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
 
 
-def _forward(
+def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, stats and flags."""
     from attemper.ops.triton_attention.forward import forward_kernel
     from attemper.ops.triton_attention.repair import repair_kernel
 
@@ -118,19 +121,30 @@ def _forward(
 
 
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, flags: Tensor, mask: Tensor | None,
-    table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None, cuts: Tensor | None = None,
-    hard: Tensor | None = None, fill: str = "none",
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, flags: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grads = _backward_fake(dout, q, k, v)
+    backward_into(grads, dout, q, k, v, out, stats, flags, *others)
+    return grads
+
+
+def backward_into(
+    grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
+    flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
+    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+) -> None:  # fmt: skip
+    """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side."""
     from attemper.ops.triton_attention.backward import backward_kernel, delta_kernel
     from attemper.ops.triton_attention.repair import spared_kernel
     from attemper.ops.triton_attention.whole import whole_kernel
 
     q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
-    dq, dk, dv = _token_major(q, q.shape[3]), _token_major(k, k.shape[3]), _token_major(v, v.shape[3])
+    dq, dk, dv = grads
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     if out.numel() == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        for grad in grads:
+            grad.zero_()
+        return
     static = is_static(nq, nk)
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
@@ -152,7 +166,7 @@ def _backward(
                 **constants, NQ=nq, NK=nk, DROP=table is not None, BM=small.m, TAIL_M=small.tail_m, BN=small.n,
                 TAIL_N=small.tail_n, num_warps=small.warps, num_stages=1, maxnreg=small.registers,
             )  # fmt: skip
-        return dq, dk, dv
+        return
     plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
     pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
     tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
@@ -179,12 +193,12 @@ def _backward(
                 q, k, v, dout, dk, dv, stats[-1], flags, pairs, *known, *read, *keyed, *sizes, share, flags.numel(),
                 **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
             )  # fmt: skip
-    return dq, dk, dv
 
 
-def _forward_fake(
+def forward_fake(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """What `forward` gives, empty."""
     return (_token_major(q, v.shape[3]), *_stats(q, table))
 
 
@@ -200,7 +214,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-    backward = FusedAttentionBackward.apply if _transformed() else torch.ops.attemper.fused_attention_backward
+    backward = FusedAttentionBackward.apply if transformed() else torch.ops.attemper.fused_attention_backward
     grads = backward(dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
     return (*grads, *([None] * 8))
 
@@ -241,17 +255,18 @@ class FusedAttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        _no_second_gradients(ctx)
+        no_second_gradients(ctx)
 
 
-def _no_second_gradients(ctx: Any, *_: object) -> None:
+def no_second_gradients(ctx: Any, *_: object) -> None:
+    """Say that there are none."""
     raise NotImplementedError("impl='triton' has no second derivatives; impl='reference' has")
 
 
 for _device in DEVICES:
-    torch.library.impl("attemper::fused_attention", _device, _forward)
+    torch.library.impl("attemper::fused_attention", _device, forward)
     torch.library.impl("attemper::fused_attention_backward", _device, _backward)
-torch.library.register_fake("attemper::fused_attention", _forward_fake)
+torch.library.register_fake("attemper::fused_attention", forward_fake)
 torch.library.register_fake("attemper::fused_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::fused_attention", _gradients, setup_context=_save)
-torch.library.register_autograd("attemper::fused_attention_backward", _no_second_gradients)
+torch.library.register_autograd("attemper::fused_attention_backward", no_second_gradients)
