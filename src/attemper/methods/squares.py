@@ -19,12 +19,12 @@ SLICE = 64
 def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, o) is XWᵀ + b; x (B, N, i), weight (o, i)."""
     if bias is None:
-        return _over_rows(wide(out.clone()))  # a copy, since the model may overwrite its own
+        return _over_rows(wide(_kept(out)))
     if weight.shape[0] <= weight.shape[1]:
         return biased_square(out, bias)
     with torch.no_grad():  # from the narrower side of the layer, and from what it read in its own precision
         columns = _columns_of_product(x.to(out.dtype), weight.to(out.dtype))
-    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, False)
+    square: Tensor = OutputSquare.apply(_kept(out), bias, columns, False)
     return square
 
 
@@ -32,7 +32,7 @@ def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, …), bias (…)."""
     with torch.no_grad():
         columns = (wide(out) - bias).sum((0, 1))
-    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, True)
+    square: Tensor = OutputSquare.apply(_kept(out), bias, columns, True)
     return square
 
 
@@ -46,9 +46,17 @@ def _over_rows(x: Tensor) -> Tensor:
     return x.square().sum(-1).sum(-1).sum()
 
 
-def _over_columns(x: Tensor) -> Tensor:
-    """Σ x², column by column first: a compiler then reads x once for this and for the sums of its columns."""
-    return x.square().sum((0, 1)).sum()
+def _over_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """Σ x², column by column first: a compiler then reads x once for this and for the sums of its columns.
+
+    It would leave those for backward, and read x once more, if nothing in forward asked for them.
+    """
+    return (x.square().sum((0, 1)) + 0 * columns).sum()
+
+
+def _kept(out: Tensor) -> Tensor:
+    """A copy, since the model may overwrite its own; compiled code has no such writes."""
+    return out if torch.compiler.is_compiling() else out.clone()
 
 
 class OutputSquare(torch.autograd.Function):
@@ -62,7 +70,7 @@ class OutputSquare(torch.autograd.Function):
     @staticmethod
     def forward(out: Tensor, bias: Tensor, columns: Tensor, by_columns: bool) -> Tensor:
         product = wide(out) - bias
-        return _over_columns(product) if by_columns else _over_rows(product)
+        return _over_columns(product, columns) if by_columns else _over_rows(product)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
