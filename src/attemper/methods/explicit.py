@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
 from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
-from attemper.methods.squares import SLICE, biased_square, linear_output_square, product_square
+from attemper.methods.squares import SLICE, biased_square, kept, linear_output_square, product_square
+from attemper.ops import triton_penalties
 
 __all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
 
@@ -223,15 +224,24 @@ class ExplicitDropout(Method, Penalty):
         all_heads, width = r.out.shape[1], r.w_q.shape[0]
         heads = 1 if self.joint else all_heads
 
+        by_kernel = self._logits_by_kernel(r, place)
+
         def keys() -> Tensor:
             return _for_each_head(r.projected("k"), 2, width, all_heads)
 
+        def of_queries() -> Tensor:
+            if by_kernel is not None:
+                return by_kernel
+            return logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation, r.out.dtype)
+
         def of_keys() -> Tensor:
+            if by_kernel is not None:
+                return by_kernel
             w_k = _for_each_head(r.w_k, 0, width, all_heads)
             return logit_square(r.key, w_k, keys(), r.projected("q"), heads, p, expectation, r.out.dtype)
 
         squares = {
-            "q": lambda: logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation, r.out.dtype),
+            "q": of_queries,
             "k": of_keys,
             "v": lambda: linear_square(r.value, r.w_v, p, expectation, r.outputs.get("v")),
             "av": lambda: av_square(r, p, expectation),
@@ -242,6 +252,18 @@ class ExplicitDropout(Method, Penalty):
             for component, square in squares.items()
             if (strength := self.strength(component, place))
         }
+
+    def _logits_by_kernel(self, record: AttentionRecord, place: Place) -> Tensor | None:
+        """What the paper's reading takes for q and for k alike, by one kernel; None: no kernel serves, or none asks."""
+        joint, own = coefficients(self.p, self.expectation)
+        if own or self.joint or not {"q", "k"} <= record.outputs.keys():
+            return None
+        if not (self.strength("q", place) or self.strength("k", place)):
+            return None
+        (q, q_bias), (k, k_bias), heads = record.outputs["q"], record.outputs["k"], record.out.shape[1]
+        if not triton_penalties.serves(q, k, heads):
+            return None
+        return joint * triton_penalties.logit_squares(kept(q), kept(k), q_bias, k_bias, heads).sum()
 
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         strength = self.strength(which, place)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attemper.methods.kinds import wide
 
-__all__ = ["biased_square", "linear_output_square", "product_square"]
+__all__ = ["biased_square", "kept", "linear_output_square", "product_square"]
 
 SLICE = 64
 
@@ -19,12 +19,12 @@ SLICE = 64
 def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, o) is XWᵀ + b; x (B, N, i), weight (o, i)."""
     if bias is None:
-        return _over_rows(wide(_kept(out)))
+        return _over_rows(wide(kept(out)))
     if weight.shape[0] <= weight.shape[1]:
         return biased_square(out, bias)
     with torch.no_grad():  # from the narrower side of the layer, and from what it read in its own precision
         columns = _columns_of_product(x.to(out.dtype), weight.to(out.dtype))
-    square: Tensor = OutputSquare.apply(_kept(out), bias, columns, False)
+    square: Tensor = OutputSquare.apply(kept(out), bias, columns, False)
     return square
 
 
@@ -32,7 +32,7 @@ def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, …), bias (…)."""
     with torch.no_grad():
         columns = (wide(out) - bias).sum((0, 1))
-    square: Tensor = OutputSquare.apply(_kept(out), bias, columns, True)
+    square: Tensor = OutputSquare.apply(kept(out), bias, columns, True)
     return square
 
 
@@ -54,7 +54,7 @@ def _over_columns(x: Tensor, columns: Tensor) -> Tensor:
     return (x.square().sum((0, 1)) + 0 * columns).sum()
 
 
-def _kept(out: Tensor) -> Tensor:
+def kept(out: Tensor) -> Tensor:
     """A copy, since the model may overwrite its own; compiled code has no such writes."""
     return out if torch.compiler.is_compiling() else out.clone()
 
