@@ -62,10 +62,10 @@ def forward_kernel(
 @triton.jit
 def gradient_of(
     x_ptr, x_bias_ptr, o_ptr, o_bias_ptr, dx_ptr, sums_ptr, x_n, o_n, dx_n, scale, h, nx, no,
-    X_BIAS: tl.constexpr, O_BIAS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+    X_BIAS: tl.constexpr, O_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dX = scale · X · OᵀO of one side, and the sums of its columns where it has a bias.
+    """dX = scale · X · OᵀO of one side; SUMS: and the sums of its columns, which a bias needs.
 
     SCALED: divide OᵀO by its largest element before it is rounded, as float16 ends at 65504.
     """
@@ -82,21 +82,21 @@ def gradient_of(
     for first in tl.range(0, nx, BN):
         x = load_tokens(x_ptr, x_n, first, nx, columns, x_bias, X_BIAS, E, BN)
         dx = tl.dot(x, factor, input_precision=PRECISION) * scale
-        if X_BIAS:
+        if SUMS:
             sums += tl.sum(dx, 0)
         tokens = first + tl.arange(0, BN)
         inside = (tokens < nx)[:, None] & (columns < E)[None, :]
         tl.store(dx_ptr + tokens[:, None] * dx_n + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
-    if X_BIAS:
+    if SUMS:
         tl.store(sums_ptr + columns, sums, mask=columns < E)
 
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, dq_ptr, dk_ptr, q_sums_ptr, k_sums_ptr,
+    grad_ptr, q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, dq_ptr, dk_ptr, sums_ptr,
     grad_b, grad_h, q_b, q_n, k_b, k_n, dq_b, dq_n, dk_b, dk_n, heads, nq, nk,
-    Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-    BN: tl.constexpr, PRECISION: tl.constexpr,
+    Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ = 2g · Q · KᵀK and dK = 2g · K · QᵀQ. Grid: sample × head × side, sides fastest: they read the same.
 
@@ -107,14 +107,15 @@ def backward_kernel(
     h = pid % heads
     q_ptr += b * q_b + h * E
     k_ptr += b * k_b + h * E
+    sums_ptr += (2 * b * heads + h) * E
     scale = 2.0 * tl.load(grad_ptr + b * grad_b + h * grad_h)
     if tl.program_id(0) % 2 == 0:
         gradient_of(
-            q_ptr, q_bias_ptr, k_ptr, k_bias_ptr, dq_ptr + b * dq_b + h * E, q_sums_ptr + pid * E, q_n, k_n, dq_n,
-            scale, h, nq, nk, Q_BIAS, K_BIAS, SCALED, E, BE, BN, PRECISION,
+            q_ptr, q_bias_ptr, k_ptr, k_bias_ptr, dq_ptr + b * dq_b + h * E, sums_ptr, q_n, k_n, dq_n, scale, h, nq, nk,
+            Q_BIAS, K_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip
     else:
         gradient_of(
-            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, k_sums_ptr + pid * E, k_n, q_n, dk_n,
-            scale, h, nk, nq, K_BIAS, Q_BIAS, SCALED, E, BE, BN, PRECISION,
+            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n, scale, h,
+            nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip

@@ -17,7 +17,7 @@ torch.library.define(
 )
 torch.library.define(
     "attemper::logit_squares_backward",
-    "(Tensor grad, Tensor q, Tensor k, Tensor? q_bias, Tensor? k_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor q, Tensor k, Tensor? q_bias, Tensor? k_bias) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -70,34 +70,31 @@ def _forward_fake(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | 
 
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     from attemper.ops.triton_penalties.kernels import backward_kernel
 
     q, k = _side_by_side(q), _side_by_side(k)
-    dq, dk, q_sums, k_sums = _backward_fake(grad, q, k, q_bias, k_bias)
+    dq, dk, sums = _backward_fake(grad, q, k, q_bias, k_bias)
     heads = grad.shape[1]
     e = q.shape[2] // heads
     if grad.numel():
         with on_device(q):
             backward_kernel[(2 * grad.numel(),)](
                 grad, q, k, q if q_bias is None else q_bias.contiguous(), k if k_bias is None else k_bias.contiguous(),
-                dq, dk, q_sums, k_sums,
-                *grad.stride(), *q.stride()[:2], *k.stride()[:2], *dq.stride()[:2], *dk.stride()[:2],
-                heads, q.shape[1], k.shape[1],
-                Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None, SCALED=q.dtype == torch.float16,
-                E=e, BE=padded(e), PRECISION=precision(), **_tiles(e, q.dtype),
+                dq, dk, sums, *grad.stride(), *q.stride()[:2], *k.stride()[:2], *dq.stride()[:2], *dk.stride()[:2],
+                heads, q.shape[1], k.shape[1], Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None,
+                SUMS=sums.numel() > 0, SCALED=q.dtype == torch.float16, E=e, BE=padded(e), PRECISION=precision(),
+                **_tiles(e, q.dtype),
             )  # fmt: skip
-    return dq, dk, q_sums, k_sums
+    return dq, dk, sums
 
 
 def _backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ and dK, token by token, and of every sample the sums of their columns; empty where there is no bias."""
-    q_sums, k_sums = (
-        q.new_empty((q.shape[0], 0 if bias is None else q.shape[2]), dtype=torch.float32) for bias in (q_bias, k_bias)
-    )
-    return q.new_empty(q.shape), k.new_empty(k.shape), q_sums, k_sums
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ and dK, and the sums of their columns in every sample, (B, 2, H · e); empty where there is no bias."""
+    width = 0 if q_bias is None and k_bias is None else q.shape[2]
+    return q.new_empty(q.shape), k.new_empty(k.shape), q.new_empty((q.shape[0], 2, width), dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, int], output: Tensor) -> None:
@@ -106,20 +103,20 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor | None, 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, k, q_bias, k_bias = ctx.saved_tensors
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # second gradients go through torch
-        dq, dk, q_sums, k_sums = _backward_by_torch(grad, q, k, q_bias, k_bias)
-    else:
-        dq, dk, q_sums, k_sums = torch.ops.attemper.logit_squares_backward(grad, q, k, q_bias, k_bias)
-    return dq, dk, _of_bias(q_sums, q_bias), _of_bias(k_sums, k_bias), None
-
-
-def _of_bias(sums: Tensor, bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else -sums.sum(0).to(bias.dtype)
+    again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # second gradients go through torch
+    backward = _backward_by_torch if again else torch.ops.attemper.logit_squares_backward
+    dq, dk, sums = backward(grad, q, k, q_bias, k_bias)
+    if q_bias is None and k_bias is None:
+        return dq, dk, None, None, None
+    of_biases = -sums.sum(0)  # in all samples, and with the sign that a bias is taken away with
+    dq_bias = None if q_bias is None else of_biases[0].to(q_bias.dtype)
+    dk_bias = None if k_bias is None else of_biases[1].to(k_bias.dtype)
+    return dq, dk, dq_bias, dk_bias, None
 
 
 def _backward_by_torch(
     grad: Tensor, q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`_backward` in float32, of operations that can be differentiated again."""
     with torch.autocast(q.device.type, enabled=False):
         left, right = (
@@ -129,7 +126,7 @@ def _backward_by_torch(
         scale = 2 * grad[..., None, None]
         dq = (scale * left @ (right.mT @ right)).transpose(1, 2).flatten(2)
         dk = (scale * right @ (left.mT @ left)).transpose(1, 2).flatten(2)
-    return dq.to(q.dtype), dk.to(k.dtype), dq.sum(1), dk.sum(1)
+    return dq.to(q.dtype), dk.to(k.dtype), torch.stack((dq.sum(1), dk.sum(1)), 1)
 
 
 def _no_gradients(ctx: Any, *_: object) -> None:
