@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, nop
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import attemper
 from attemper.methods import explicit
@@ -166,3 +168,16 @@ def test_mapped_calls_are_left_to_torch() -> None:
     served = []
     torch.func.vmap(lambda q, k: served.append(triton_penalties.serves(q, k, 2)) or q)(q, k)
     assert served == [False]
+
+
+def test_a_compiled_backward_pass_calls_the_kernel() -> None:
+    targets: list[object] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: object) -> object:
+        targets.extend(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    q, k, q_bias, k_bias = packed(1, 9, 2, 16)
+    run = torch.compile(triton_penalties.logit_squares, backend=aot_autograd(fw_compiler=nop, bw_compiler=note))
+    run(q, k, q_bias, k_bias, 2).sum().backward()
+    assert targets.count(torch.ops.attemper.logit_squares_backward.default) == 1

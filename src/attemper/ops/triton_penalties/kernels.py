@@ -116,6 +116,6 @@ def backward_kernel(
         )  # fmt: skip
     else:
         gradient_of(
-            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n, scale, h,
-            nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
+            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n,
+            scale, h, nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip
