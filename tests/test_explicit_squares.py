@@ -132,3 +132,17 @@ def sums_of_backward(recipe: str | None) -> int:
 def test_a_compiled_backward_pass_sums_no_large_tensor_for_a_bias():
     # The columns of out − b are summed in forward, where a compiler reads out for the squares anyway.
     assert sums_of_backward("explicit(v=0.1, av=0.1, ff=0.1)") == sums_of_backward(None)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_compiled_squares_have_the_same_gradients(inputs, outputs):
+    leaves = layer(inputs, outputs, True)
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(*leaves), ours(*leaves))
+    out, bias = F.linear(*leaves).detach().requires_grad_(), leaves[2]
+
+    def square(out: Tensor, bias: Tensor) -> Tensor:
+        return linear_output_square(out, bias, leaves[0].detach(), leaves[1].detach())
+
+    given = torch.autograd.grad(torch.compile(square, backend="aot_eager", fullgraph=True)(out, bias), (out, bias))
+    torch.testing.assert_close(given, torch.autograd.grad((out - bias).square().sum(), (out, bias)))

@@ -30,8 +30,10 @@ def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Te
 
 def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, …), bias (…)."""
-    with torch.no_grad():
-        columns = (wide(out) - bias).sum((0, 1))
+    columns = None
+    if torch.compiler.is_compiling():  # which reads out once for the squares and for these
+        with torch.no_grad():
+            columns = (wide(out) - bias).sum((0, 1))
     square: Tensor = OutputSquare.apply(kept(out), bias, columns, True)
     return square
 
@@ -46,12 +48,13 @@ def _over_rows(x: Tensor) -> Tensor:
     return x.square().sum(-1).sum(-1).sum()
 
 
-def _over_columns(x: Tensor, columns: Tensor) -> Tensor:
-    """Σ x², column by column first: a compiler then reads x once for this and for the sums of its columns.
+def _over_columns(x: Tensor, columns: Tensor | None) -> Tensor:
+    """Σ x², column by column first, as the sums of the columns are taken.
 
-    It would leave those for backward, and read x once more, if nothing in forward asked for them.
+    A compiler would leave those for backward, and read x once more, if nothing in forward asked for them.
     """
-    return (x.square().sum((0, 1)) + 0 * columns).sum()
+    squares = x.square().sum((0, 1))
+    return squares.sum() if columns is None else (squares + 0 * columns).sum()
 
 
 def kept(out: Tensor) -> Tensor:
@@ -60,27 +63,28 @@ def kept(out: Tensor) -> Tensor:
 
 
 class OutputSquare(torch.autograd.Function):
-    """Σ (out − b)². columns: the sums of the columns of out − b, in which autograd would read all of out again.
+    """Σ (out − b)². columns: the sums of the columns of out − b; None: backward takes them.
 
-    That b is subtracted only cancels what its layer's own backward adds for it, so nothing more should be read for it.
+    That b is subtracted only cancels what its layer's own backward adds for it, so little should be read for it.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(out: Tensor, bias: Tensor, columns: Tensor, by_columns: bool) -> Tensor:
+    def forward(out: Tensor, bias: Tensor, columns: Tensor | None, by_columns: bool) -> Tensor:
         product = wide(out) - bias
         return _over_columns(product, columns) if by_columns else _over_rows(product)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, bool], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:3])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         out, bias, columns = ctx.saved_tensors
         product = wide(out) - bias
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # second gradients go through the columns
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # second gradients go through the columns
+        if columns is None or again:
             columns = product.sum((0, 1))
         return (2 * grad * product).to(out.dtype), (-2 * grad * columns).to(bias.dtype), None, None
 
