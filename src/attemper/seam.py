@@ -329,14 +329,17 @@ class Doors(TorchFunctionMode):
         p = action.projections
         query, key, value = (_three_axes(self.seen[name][0]) for name in "qkv")
         b_v = self.seen["v"][2]
-        if b_v is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
-            rows = 1.0 if weights is None else weights.sum(-1, keepdim=True)
-            b_v = b_v.view(1, -1, 1, out.shape[-1])
-            out = out - rows * b_v.repeat_interleave(out.shape[1] // b_v.shape[1], 1)
+        if b_v is not None:
+            b_v = b_v.view(-1, out.shape[-1])
+            b_v = b_v.repeat_interleave(out.shape[1] // b_v.shape[0], 0)  # (H, e)
+            if weights is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
+                out, b_v = out - weights.sum(-1, keepdim=True) * b_v[:, None], None
         matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
         # DropConnect's projections are not those of the weights that are penalised.
         outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
-        record = AttentionRecord(query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs)
+        record = AttentionRecord(
+            query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v
+        )
         for method in self.penalties:
             sums = cast(Penalty, method).sums
             for component, term in cast(Penalty, method).attention_terms(record, action.place).items():

@@ -7,9 +7,7 @@ expectation of ½‖what X̃ becomes behind the weights‖². Nothing here build
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
 from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
+from attemper.methods.squares import SLICE, biased_square, kept, linear_output_square, product_square
+from attemper.ops import triton_penalties
 
 __all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
 
@@ -38,15 +38,17 @@ def own_square(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_square(
-    x: Tensor, weight: Tensor, p: float, expectation: str, product: Callable[[], Tensor] | None = None
+    x: Tensor, weight: Tensor, p: float, expectation: str, seen: tuple[Tensor, Tensor | None] | None = None
 ) -> Tensor:
-    """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d); product() = XWᵀ, where it is at hand already."""
+    """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d).
+
+    seen: XWᵀ + b (B, N, out) and b, where the layer gave them already.
+    """
     joint, own = coefficients(p, expectation)
     total = wide(x.new_zeros(()))
     if joint:
-        # Row by row first: a compiler then takes the squares where the layer's activation reads them anyway.
-        rows = (x @ weight.T if product is None else product()).square().sum(-1, dtype=total.dtype)
-        total = total + joint * rows.sum()
+        out, bias = (x @ weight.T, None) if seen is None else seen
+        total = total + joint * linear_output_square(out, bias, x, weight)
     return total + own * own_square(x, weight) if own else total
 
 
@@ -89,56 +91,6 @@ def _for_each_head(keys: Tensor, axis: int, like: int, heads: int) -> Tensor:
     return repeated.flatten(axis, axis + 1)
 
 
-def product_square(left: Tensor, right: Tensor) -> Tensor:
-    """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in float32 at least."""
-    with torch.autocast(left.device.type, enabled=False):  # which would multiply in float16
-        square: Tensor = ProductSquare.apply(left, right)
-    return square
-
-
-class ProductSquare(torch.autograd.Function):
-    """`product_square`, in slices of at most SLICE columns, so that no d × d matrix is built.
-
-    Of the two equal halves of each gradient one is multiplied. Nothing is kept but L and R.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(left: Tensor, right: Tensor) -> Tensor:
-        total = wide(left.new_zeros(()))
-        for some in _slices(left.shape[-1]):
-            total = total + (wide(_gram(left, some)) * wide(_gram(right, some))).sum()
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = ctx.saved_tensors
-        return _gradient_of(left, right, grad), _gradient_of(right, left, grad)
-
-
-def _gradient_of(x: Tensor, other: Tensor, grad: Tensor) -> Tensor:
-    """What `ProductSquare` gives to one side: 2 g X · OᵀO."""
-    parts = (x[..., some] @ (2 * grad * _gram(other, some)).to(x.dtype) for some in _slices(x.shape[-1]))
-    return functools.reduce(torch.add, parts)
-
-
-def _slices(width: int) -> list[slice]:
-    return [slice(i, i + SLICE) for i in range(0, width, SLICE)]
-
-
-def _gram(x: Tensor, some: slice) -> Tensor:
-    """Some rows of XᵀX, (…, slice, e)."""
-    return x[..., some].transpose(-2, -1) @ x
-
-
-SLICE = 64
-
-
 def _own_logits(power: Tensor, rows: Tensor, right: Tensor) -> Tensor:
     """Σ_b Σ_j power_bj ‖R_b w_j‖² for one head: power (B, d), rows (e, d), right (B, N, e)."""
     total = power.new_zeros(())
@@ -155,7 +107,8 @@ def av_square(record: AttentionRecord, p: float, expectation: str) -> Tensor:
     joint, own = coefficients(p, expectation)
     total = wide(record.out.new_zeros(()))
     if joint:
-        total = total + joint * wide(record.out).square().sum()
+        out, bias = record.out.transpose(1, 2), record.out_bias  # (B, N, H, e)
+        total = total + joint * (wide(out).square().sum() if bias is None else biased_square(out, bias))
     if own:
         heads, width = record.out.shape[1], record.out.shape[-1]
         columns = wide(record.w_v).unflatten(0, (-1, width)).square().sum(1)  # (H, d): ‖W_v[:, j]‖²
@@ -271,17 +224,26 @@ class ExplicitDropout(Method, Penalty):
         all_heads, width = r.out.shape[1], r.w_q.shape[0]
         heads = 1 if self.joint else all_heads
 
+        by_kernel = self._logits_by_kernel(r, place)
+
         def keys() -> Tensor:
             return _for_each_head(r.projected("k"), 2, width, all_heads)
 
+        def of_queries() -> Tensor:
+            if by_kernel is not None:
+                return by_kernel
+            return logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation, r.out.dtype)
+
         def of_keys() -> Tensor:
+            if by_kernel is not None:
+                return by_kernel
             w_k = _for_each_head(r.w_k, 0, width, all_heads)
             return logit_square(r.key, w_k, keys(), r.projected("q"), heads, p, expectation, r.out.dtype)
 
         squares = {
-            "q": lambda: logit_square(r.query, r.w_q, r.projected("q"), keys(), heads, p, expectation, r.out.dtype),
+            "q": of_queries,
             "k": of_keys,
-            "v": lambda: linear_square(r.value, r.w_v, p, expectation, lambda: r.projected("v")),
+            "v": lambda: linear_square(r.value, r.w_v, p, expectation, r.outputs.get("v")),
             "av": lambda: av_square(r, p, expectation),
         }
         tokens = {"q": r.query.shape[1], "k": r.key.shape[1], "v": r.value.shape[1], "av": r.query.shape[1]}
@@ -291,11 +253,23 @@ class ExplicitDropout(Method, Penalty):
             if (strength := self.strength(component, place))
         }
 
+    def _logits_by_kernel(self, record: AttentionRecord, place: Place) -> Tensor | None:
+        """What the paper's reading takes for q and for k alike, by one kernel; None: no kernel serves, or none asks."""
+        joint, own = coefficients(self.p, self.expectation)
+        if own or self.joint or not {"q", "k"} <= record.outputs.keys():
+            return None
+        if not (self.strength("q", place) or self.strength("k", place)):
+            return None
+        (q, q_bias), (k, k_bias), heads = record.outputs["q"], record.outputs["k"], record.out.shape[1]
+        if not triton_penalties.serves(q, k, heads):
+            return None
+        return joint * triton_penalties.logit_squares(kept(q), kept(k), q_bias, k_bias, heads).sum()
+
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         strength = self.strength(which, place)
         if not strength:
             return {}
-        square = linear_square(record.x, record.weight, self.p, self.expectation, record.product)
+        square = linear_square(record.x, record.weight, self.p, self.expectation, record.seen)
         return {which: strength * self._reduce(square, *record.x.shape[:2])}
 
 

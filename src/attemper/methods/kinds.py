@@ -105,7 +105,8 @@ class AttentionRecord:
 
     query, key, value: (B, N, d), the inputs of the three projections.
     w_q, w_k, w_v: (H · e, d).
-    out: (B, H, Nq, e), attention times values without their bias, before the output projection.
+    out: (B, H, Nq, e), attention times values, before the output projection.
+    out_bias: (H, e), what the bias of the values added to all of `out`; None: they had none, or it was taken away.
     weights: (B, H, Nq, Nk), where attention was computed by matmul and softmax; otherwise
     q, k: (B, H, N, e), as they met in a fused call, and the masks between them.
     """
@@ -125,6 +126,7 @@ class AttentionRecord:
     scale: float | None
     outputs: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     """What the projections "q", "k", "v" gave, (B, N, H · e) with their bias, and that bias, where it was seen."""
+    out_bias: Tensor | None = None
 
     def projected(self, name: Literal["q", "k", "v"]) -> Tensor:
         """XWᵀ without its bias, (B, N, H · e), in float32 at least; multiplied again only where it was not seen."""
@@ -144,9 +146,10 @@ class LayerRecord:
     output: Tensor | None = None
     bias: Tensor | None = None
 
-    def product(self) -> Tensor:
-        """XWᵀ (B, N, out), in float32 at least."""
-        return wide(self.x @ self.weight.T) if self.output is None else without_bias(self.output, self.bias)
+    @property
+    def seen(self) -> tuple[Tensor, Tensor | None] | None:
+        """The output and its bias, where they were seen."""
+        return None if self.output is None else (self.output, self.bias)
 
 
 class Penalty:

@@ -1,0 +1,121 @@
+"""The kernels behind `library.py`. One program has one head of one sample."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tokens(x_ptr, x_n, first, n, columns, bias, BIAS: tl.constexpr, E: tl.constexpr, BN: tl.constexpr):
+    """A tile of tokens without their bias; zeros beyond the last one. The difference is rounded once."""
+    tokens = first + tl.arange(0, BN)
+    inside = (tokens < n)[:, None] & (columns < E)[None, :]
+    x = tl.load(x_ptr + tokens[:, None] * x_n + columns[None, :], mask=inside, other=0.0)
+    if BIAS:
+        x = tl.where(inside, x.to(tl.float32) - bias[None, :], 0.0).to(x.dtype)
+    return x
+
+
+@triton.jit
+def load_bias(bias_ptr, h, columns, BIAS: tl.constexpr, E: tl.constexpr):
+    """One head's bias in float32; zeros, which nobody reads, where there is none."""
+    if BIAS:
+        bias = tl.load(bias_ptr + h * E + columns, mask=columns < E, other=0.0).to(tl.float32)
+    else:
+        bias = tl.zeros(columns.shape, tl.float32)
+    return bias
+
+
+@triton.jit
+def gram_of(
+    x_ptr, x_n, n, columns, bias,
+    BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """XᵀX of one head."""
+    gram = tl.zeros((BE, BE), tl.float32)
+    for first in tl.range(0, n, BN):
+        x = load_tokens(x_ptr, x_n, first, n, columns, bias, BIAS, E, BN)
+        gram = tl.dot(tl.trans(x), x, gram, input_precision=PRECISION)
+    return gram
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, out_ptr, q_b, q_n, k_b, k_n, heads, nq, nk,
+    Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """⟨QᵀQ, KᵀK⟩ = ‖QKᵀ‖². Grid: sample × head, heads fastest."""
+    pid = tl.program_id(0)
+    b = (pid // heads).to(tl.int64)
+    h = pid % heads
+    columns = tl.arange(0, BE)
+    q_bias = load_bias(q_bias_ptr, h, columns, Q_BIAS, E)
+    k_bias = load_bias(k_bias_ptr, h, columns, K_BIAS, E)
+    of_q = gram_of(q_ptr + b * q_b + h * E, q_n, nq, columns, q_bias, Q_BIAS, E, BE, BN, PRECISION)
+    of_k = gram_of(k_ptr + b * k_b + h * E, k_n, nk, columns, k_bias, K_BIAS, E, BE, BN, PRECISION)
+    tl.store(out_ptr + pid, tl.sum(of_q * of_k))
+
+
+@triton.jit
+def gradient_of(
+    x_ptr, x_bias_ptr, o_ptr, o_bias_ptr, dx_ptr, sums_ptr, x_n, o_n, dx_n, scale, h, nx, no,
+    X_BIAS: tl.constexpr, O_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dX = scale · X · OᵀO of one side; SUMS: and the sums of its columns, which a bias needs.
+
+    SCALED: divide OᵀO by its largest element before it is rounded, as float16 ends at 65504.
+    """
+    columns = tl.arange(0, BE)
+    o_bias = load_bias(o_bias_ptr, h, columns, O_BIAS, E)
+    gram = gram_of(o_ptr, o_n, no, columns, o_bias, O_BIAS, E, BE, BN, PRECISION)
+    if SCALED:
+        unit = tl.maximum(tl.max(tl.abs(gram)), 1e-30)
+        gram = gram / unit
+        scale = scale * unit
+    factor = gram.to(x_ptr.dtype.element_ty)
+    x_bias = load_bias(x_bias_ptr, h, columns, X_BIAS, E)
+    sums = tl.zeros((BE,), tl.float32)
+    for first in tl.range(0, nx, BN):
+        x = load_tokens(x_ptr, x_n, first, nx, columns, x_bias, X_BIAS, E, BN)
+        dx = tl.dot(x, factor, input_precision=PRECISION) * scale
+        if SUMS:
+            sums += tl.sum(dx, 0)
+        tokens = first + tl.arange(0, BN)
+        inside = (tokens < nx)[:, None] & (columns < E)[None, :]
+        tl.store(dx_ptr + tokens[:, None] * dx_n + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    if SUMS:
+        tl.store(sums_ptr + columns, sums, mask=columns < E)
+
+
+@triton.jit
+def backward_kernel(
+    grad_ptr, q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, dq_ptr, dk_ptr, sums_ptr,
+    grad_b, grad_h, q_b, q_n, k_b, k_n, dq_b, dq_n, dk_b, dk_n, heads, nq, nk,
+    Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ = 2g · Q · KᵀK and dK = 2g · K · QᵀQ. Grid: sample × head × side, sides fastest: they read the same.
+
+    Grams are made again: to keep them would take as much room as queries and keys do.
+    """
+    pid = tl.program_id(0) // 2
+    b = (pid // heads).to(tl.int64)
+    h = pid % heads
+    q_ptr += b * q_b + h * E
+    k_ptr += b * k_b + h * E
+    sums_ptr += (2 * b * heads + h) * E
+    scale = 2.0 * tl.load(grad_ptr + b * grad_b + h * grad_h)
+    if tl.program_id(0) % 2 == 0:
+        gradient_of(
+            q_ptr, q_bias_ptr, k_ptr, k_bias_ptr, dq_ptr + b * dq_b + h * E, sums_ptr, q_n, k_n, dq_n, scale, h, nq, nk,
+            Q_BIAS, K_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
+        )  # fmt: skip
+    else:
+        gradient_of(
+            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n,
+            scale, h, nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
+        )  # fmt: skip
