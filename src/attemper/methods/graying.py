@@ -21,6 +21,7 @@ from attemper.methods.spectral import (
     COARSE,
     FINE,
     fit_power,
+    largest_entry,
     power_singular_values,
     power_singular_values_in_half,
     scaled_half,
@@ -83,11 +84,11 @@ def gray_dct_in_half(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
     rows, columns = (_aligned(dct_matrix(side, torch.float32, x.device)) for side in (n, d))
     coefficients = (rows @ (narrow @ columns.mT)).to(torch.float32)
     size = coefficients.abs().clamp(min=LEAST)
-    top = size.amax((-2, -1), keepdim=True)
-    # Relative to the largest, but as large as they were: over it, small ones would leave the range of float16.
-    powered = coefficients * torch.exp2((eps - 1) * (size.log2() - top.log2()))
+    top = largest_entry(size)
+    # c |c|^(ε-1) here and the largest as a factor at the end, so that one pass over the coefficients finds both.
+    powered = coefficients * torch.exp2((eps - 1) * size.log2())
     out = (rows.mT @ powered.to(torch.float16)) @ columns
-    return (out[..., :n, :d] * (unit if rescale else top.reciprocal())).to(x.dtype)
+    return (out[..., :n, :d] * (unit * top ** (1 - eps) if rescale else top**-eps)).to(x.dtype)
 
 
 def _aligned(matrix: Tensor) -> Tensor:

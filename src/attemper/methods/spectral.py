@@ -25,7 +25,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["COARSE", "FINE", "PowerFit", "Precision", "fit_power", "power_singular_values", "scaled_half"]
+__all__ = [
+    "COARSE",
+    "FINE",
+    "PowerFit",
+    "Precision",
+    "fit_power",
+    "largest_entry",
+    "power_singular_values",
+    "power_singular_values_in_half",
+    "scaled_half",
+]
 
 RAMP = (
     0.1,
@@ -159,10 +169,15 @@ def scaled_half(x: Tensor) -> tuple[Tensor, Tensor]:
     Both sides are filled up with zeros to multiples of eight.
     """
     wide = x.to(torch.float32)
-    size = wide.detach().abs().amax((-2, -1), keepdim=True)
+    size = largest_entry(wide.detach().abs())
     unit = torch.exp2(torch.log2(torch.where(size > 0, size, 1.0)).floor())
     rows, columns = (-side % ALIGNED for side in x.shape[-2:])
     return F.pad((wide / unit).to(torch.float16), (0, columns, 0, rows)), unit
+
+
+def largest_entry(x: Tensor) -> Tensor:
+    """(…, 1, 1): the largest of X (…, n, d), row by row, which keeps all of a GPU busy."""
+    return x.amax(-1, keepdim=True).amax(-2, keepdim=True)
 
 
 def _gram(x: Tensor) -> Tensor:
