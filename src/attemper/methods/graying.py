@@ -31,10 +31,9 @@ from attemper.ops.stream import Stream
 __all__ = ["TokenGraying", "dct_matrix", "gray_dct", "gray_svd"]
 
 DEFAULT_EPS = {"dct": 0.95, "svd": 0.7}
-
-
 HALVES = (torch.float16, torch.bfloat16)
-LEAST = 2.0**-24  # of float16
+LEAST = 2.0**-24  # the smallest number of float16
+LEAST_COARSE = 0.6  # smaller powers raise singular values that float32's Gram matrix has lost by too much
 
 
 def dct_matrix(n: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
@@ -131,7 +130,8 @@ class TokenGraying(Method, ImageMap, TokenMap):
                 raise ParameterError(f"eps must be a number in (0, 1], got {self.eps!r}")
             object.__setattr__(self, "eps", float(self.eps))
         # Fitted here and not in the forward pass, which may be compiled.
-        fits = (fit_power(self.exponent, FINE), fit_power(self.exponent, COARSE)) if self.kind == "svd" else None
+        wanted = (FINE, COARSE) if self.exponent >= LEAST_COARSE else (FINE,)
+        fits = tuple(fit_power(self.exponent, precision) for precision in wanted) if self.kind == "svd" else ()
         object.__setattr__(self, "_fits", fits)
 
     @property
@@ -150,14 +150,15 @@ class TokenGraying(Method, ImageMap, TokenMap):
     def gray(self, x: Tensor) -> Tensor:
         """Tokens (B, N, d) with better conditioning.
 
-        On a GPU, where autocast asks for a half-precision type or x has one, it is computed to that accuracy.
+        On a GPU, where autocast asks for a half-precision type or x has one, it is computed to about that accuracy; the
+        singular values so only with an exponent of 0.6 or more.
         """
         half = _wants_half(x)
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.kind == "dct":
                 out = (gray_dct_in_half if half else gray_dct)(wide, self.exponent, self.rescale)
-            elif half:
+            elif half and len(self._fits) > 1:
                 out = power_singular_values_in_half(wide, self._fits[1], self.rescale)
             else:
                 out = power_singular_values(wide, self._fits[0], self.rescale)
