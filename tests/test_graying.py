@@ -215,8 +215,8 @@ def test_in_half_precision_photographs_come_out_about_as_bfloat16_would_round_th
     expected = exact(patches)
     error = (half(patches) - expected).norm(dim=(1, 2)) / expected.norm(dim=(1, 2))
     rounding = distance(expected.bfloat16(), expected)
-    assert error.median() < 2 * rounding
-    assert error.max() < 5 * rounding
+    assert error.median() < 1.5 * rounding
+    assert error.max() < 4 * rounding
 
 
 @pytest.mark.parametrize("kind", ["svd", "dct"])
@@ -297,8 +297,8 @@ def test_the_number_of_products_is_what_the_card_says(patches):
         with Products() as products:
             gray(patches[:2], 0.7)
         counts[name] = [products.dtypes.count(dtype) for dtype in (torch.float64, torch.float32, torch.float16)]
-    # Gram matrix, 9 squarings, 26 steps, X; Gram matrix, 6 squarings, 9 steps and, in float16, 6 steps, X twice.
-    assert counts == {"svd": [37, 0, 0], "half": [0, 16, 8]}
+    # Gram matrix, 9 squarings, 26 steps, X; Gram matrix, 6 squarings, 9 steps and, in float16, 7 steps, X twice.
+    assert counts == {"svd": [37, 0, 0], "half": [0, 16, 9]}
     for gray in (gray_dct, gray_dct_in_half):
         with Products() as products:
             gray(patches[:2], 0.95)

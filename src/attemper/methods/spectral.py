@@ -70,7 +70,7 @@ class Precision:
 
 
 FINE = Precision(target=3e-5, noise=2e-14, roundoff=1e-16, squarings=9, reach=1.007)
-COARSE = Precision(target=3e-4, noise=2e-7, roundoff=6e-8, squarings=6, reach=1.05)
+COARSE = Precision(target=1e-4, noise=2e-7, roundoff=6e-8, squarings=6, reach=1.05)
 
 
 @dataclass(frozen=True)
