@@ -7,40 +7,92 @@ import functools
 import math
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_flag
 from attemper.methods.kinds import ImageMap, Position, TokenMap, Tokens
-from attemper.methods.spectral import fit_power, power_singular_values
+from attemper.methods.spectral import (
+    ALIGNED,
+    COARSE,
+    FINE,
+    fit_power,
+    largest_entry,
+    power_singular_values,
+    power_singular_values_in_half,
+    scaled_half,
+)
 from attemper.ops.stream import Stream
 
 __all__ = ["TokenGraying", "dct_matrix", "gray_dct", "gray_svd"]
 
 DEFAULT_EPS = {"dct": 0.95, "svd": 0.7}
+HALVES = (torch.float16, torch.bfloat16)
+LEAST = 2.0**-24  # the smallest number of float16
+LEAST_COARSE = 0.6  # smaller powers raise singular values that float32's Gram matrix has lost by too much
+
+
+def dct_matrix(n: int, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
+    """(n, n) orthonormal DCT-II: rows are frequencies.
+
+    >>> rows = dct_matrix(8)
+    >>> bool(torch.allclose(rows @ rows.T, torch.eye(8, dtype=torch.float64)))
+    True
+    """
+    device = torch.device("cpu" if device is None else device)
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.from_numpy(_dct_table(n)).to(dtype, copy=True)
+    # On the device and in the graph: one small kernel, where a table would be copied in every step.
+    index = torch.arange(n, device=device)
+    matrix = torch.sin(_turns(index, n).to(dtype) * (math.pi / (2 * n))) * math.sqrt(2 / n)
+    return torch.where(index[:, None] == 0, math.sqrt(1 / n), matrix)
 
 
 @functools.lru_cache(maxsize=32)
-def dct_matrix(n: int) -> Tensor:
-    """(n, n) orthonormal DCT-II in float64: rows are frequencies."""
-    frequency, position = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
-    matrix = torch.cos(math.pi / n * (position + 0.5) * frequency) * math.sqrt(2 / n)
-    matrix[0] /= math.sqrt(2)
+def _dct_table(n: int) -> NDArray[np.float64]:
+    matrix: NDArray[np.float64] = np.sin(_turns(np.arange(n), n) * (math.pi / (2 * n))) * math.sqrt(2 / n)
+    matrix[0] = math.sqrt(1 / n)
     return matrix
+
+
+def _turns(index: Any, n: int) -> Any:
+    """The integers a, |a| ≤ n, of cos(π(2i + 1)k/2n) = sin(πa/2n): so reduced, float32 is enough for the sine."""
+    return abs((2 * index + 1) * index[:, None] % (4 * n) - 2 * n) - n
 
 
 def gray_dct(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
     """X (…, N, d) with the coefficients of its 2-D DCT raised to eps, relative to the largest, signs kept."""
-    rows, columns = (dct_matrix(n).to(x) for n in x.shape[-2:])
-    coefficients = rows @ x @ columns.T
+    rows, columns = (dct_matrix(n, x.dtype, x.device) for n in x.shape[-2:])
+    coefficients = rows @ (x @ columns.mT)
     size = coefficients.abs()
     top = size.amax((-2, -1), keepdim=True)
     safe = torch.where(size > 0, size, 1.0)
     powered = torch.where(size > 0, (safe / torch.where(top > 0, top, 1.0)) ** eps, 0.0)
     powered = coefficients.sign() * (powered * top if rescale else powered)
-    return rows.T @ powered @ columns
+    return rows.mT @ powered @ columns
+
+
+def gray_dct_in_half(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
+    """The same with products in float16, whose 11 bits are more than bfloat16 keeps, and powers in float32."""
+    n, d = x.shape[-2:]
+    narrow, unit = scaled_half(x)
+    rows, columns = (_aligned(dct_matrix(side, torch.float32, x.device)) for side in (n, d))
+    coefficients = (rows @ (narrow @ columns.mT)).to(torch.float32)
+    size = coefficients.abs().clamp(min=LEAST)
+    top = largest_entry(size)
+    # c |c|^(ε-1) here and the largest as a factor at the end, so that one pass over the coefficients finds both.
+    powered = coefficients * torch.exp2((eps - 1) * size.log2())
+    out = (rows.mT @ powered.to(torch.float16)) @ columns
+    return (out[..., :n, :d] * (unit * top ** (1 - eps) if rescale else top**-eps)).to(x.dtype)
+
+
+def _aligned(matrix: Tensor) -> Tensor:
+    fill = -matrix.shape[-1] % ALIGNED
+    return F.pad(matrix.to(torch.float16), (0, fill, 0, fill))
 
 
 def gray_svd(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
@@ -67,7 +119,7 @@ class TokenGraying(Method, ImageMap, TokenMap):
     where: Literal["patches", "tokens"] = "patches"
     rescale: bool = True
 
-    _fit: ClassVar[Any]
+    _fits: ClassVar[Any]
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ("dct", "svd"))
@@ -78,7 +130,9 @@ class TokenGraying(Method, ImageMap, TokenMap):
                 raise ParameterError(f"eps must be a number in (0, 1], got {self.eps!r}")
             object.__setattr__(self, "eps", float(self.eps))
         # Fitted here and not in the forward pass, which may be compiled.
-        object.__setattr__(self, "_fit", fit_power(self.exponent) if self.kind == "svd" else None)
+        wanted = (FINE, COARSE) if self.exponent >= LEAST_COARSE else (FINE,)
+        fits = tuple(fit_power(self.exponent, precision) for precision in wanted) if self.kind == "svd" else ()
+        object.__setattr__(self, "_fits", fits)
 
     @property
     def exponent(self) -> float:
@@ -94,30 +148,39 @@ class TokenGraying(Method, ImageMap, TokenMap):
         return ("entry",) if self.where == "tokens" else ()
 
     def gray(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, d) with better conditioning."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        """Tokens (B, N, d) with better conditioning.
+
+        On a GPU, where autocast asks for a half-precision type or x has one, it is computed to about that accuracy; the
+        singular values so only with an exponent of 0.6 or more.
+        """
+        half = _wants_half(x)
         with torch.autocast(x.device.type, enabled=False):
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.kind == "dct":
-                out = gray_dct(wide, self.exponent, self.rescale)
+                out = (gray_dct_in_half if half else gray_dct)(wide, self.exponent, self.rescale)
+            elif half and len(self._fits) > 1:
+                out = power_singular_values_in_half(wide, self._fits[1], self.rescale)
             else:
-                out = power_singular_values(wide, self._fit, self.rescale)
+                out = power_singular_values(wide, self._fits[0], self.rescale)
         return out.to(x.dtype)
 
     def map_image(self, image: Tensor, patch: tuple[int, int]) -> Tensor:
         height, width = image.shape[-2:]
         rows, columns = height // patch[0], width // patch[1]
         inside = image[..., : rows * patch[0], : columns * patch[1]]
-        patches = F.pixel_unshuffle(inside, patch[0]) if patch[0] == patch[1] else None
-        if patches is None:
-            patches = inside.unflatten(-1, (columns, patch[1])).unflatten(-3, (rows, patch[0]))
-            patches = patches.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-        gray = self.gray(patches.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (rows, columns))
-        if patch[0] == patch[1]:
-            out = F.pixel_shuffle(gray, patch[0])
-        else:
-            parts = gray.unflatten(1, (image.shape[1], *patch)).permute(0, 1, 4, 2, 5, 3)
-            out = parts.flatten(4, 5).flatten(2, 3)
+        # (B, C, rows, patch, columns, patch) to (B, rows · columns, C · patch · patch) and back, each one copy.
+        parts = inside.unflatten(-1, (columns, patch[1])).unflatten(-3, (rows, patch[0]))
+        gray = self.gray(parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+        parts = gray.unflatten(2, (image.shape[1], *patch)).unflatten(1, (rows, columns))
+        out = parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
         return out if out.shape == image.shape else F.pad(out, (0, width - out.shape[-1], 0, height - out.shape[-2]))
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         return self.gray(x)
+
+
+def _wants_half(x: Tensor) -> bool:
+    if x.device.type != "cuda":
+        return False
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in HALVES
+    return x.dtype in HALVES or (autocast and x.dtype is not torch.float64)

@@ -1,0 +1,80 @@
+"""Token graying on a GPU, under autocast: close to what float64 gives on a CPU, compiled and captured in a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attemper.methods import TokenGraying
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def images(count: int = 8, size: int = 224) -> torch.Tensor:
+    """Noise with more power at low frequencies, as pixels have it."""
+    spectrum = torch.fft.rfft2(torch.randn(count, 3, size, size))
+    height, width = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)
+    return torch.fft.irfft2(spectrum / (height.square() + width.square()).sqrt().clamp(min=1 / size)) / 10
+
+
+def distance(given: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative error of an image."""
+    given = given.double().cpu()
+    return ((given - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)).max().item()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 1e-2)])
+def test_under_autocast_patches_are_those_of_float64_nearly(kind: str, bound: float, compiled: bool) -> None:
+    method, image = TokenGraying(kind), images()
+    expected = method.map_image(image.double(), (16, 16))
+    gray = torch.compile(method.map_image, fullgraph=True) if compiled else method.map_image
+    for scale in (1e-4, 1.0, 1e4):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = gray(scale * image.cuda(), (16, 16))
+        assert out.dtype == torch.float32
+        assert distance(out / scale, expected) < bound
+
+
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+def test_without_autocast_float32_is_as_accurate_as_on_a_cpu(kind: str) -> None:
+    method, image = TokenGraying(kind), images(2)
+    expected = method.map_image(image.double(), (16, 16))
+    assert distance(method.map_image(image.cuda(), (16, 16)), expected) < 1e-4
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+def test_the_gradient_of_tokens_under_autocast(kind: str, compiled: bool) -> None:
+    method, x, weight = TokenGraying(kind, where="tokens"), torch.randn(4, 197, 384), torch.randn(4, 197, 384)
+    leaf = x.double().requires_grad_()
+    (method.gray(leaf) * weight).sum().backward()
+    device = x.cuda().requires_grad_()
+    gray = torch.compile(method.gray, fullgraph=True) if compiled else method.gray
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = gray(device)
+    (out * weight.cuda()).sum().backward()
+    assert distance(device.grad, leaf.grad) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+def test_it_can_be_captured_in_a_cuda_graph(kind: str) -> None:
+    method, image = TokenGraying(kind), images(4, 64).cuda()
+
+    def gray() -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return method.map_image(image, (16, 16))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = gray()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gray()
+    graph.replay()
+    torch.testing.assert_close(out, expected)
