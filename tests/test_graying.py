@@ -10,9 +10,11 @@ import scipy.fft
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_sample_images
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+from attemper.embedding import from_patches, to_patches
 from attemper.errors import NoSiteError, ParameterError
 from attemper.methods import TokenGraying
 from attemper.methods.graying import dct_matrix, gray_dct, gray_dct_in_half, gray_svd
@@ -25,6 +27,12 @@ EPS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 def randn(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def map_image(method: TokenGraying, image: Tensor, patch: tuple[int, int]) -> Tensor:
+    """An image with its patches grayed."""
+    grid = (image.shape[-2] // patch[0], image.shape[-1] // patch[1])
+    return from_patches(method.map_patches(to_patches(image, grid, patch)), image, grid, patch)
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +323,9 @@ def test_a_compiled_dct_holds_no_table_and_nothing_wider_than_float32(half, monk
 
     monkeypatch.setattr("attemper.methods.graying._wants_half", lambda x: half)
     method, image = TokenGraying(), randn(2, 3, 32, 24, dtype=torch.float32)
-    expected = method.map_image(image, (8, 8))
+    expected = map_image(method, image, (8, 8))
     torch._dynamo.reset()
-    out = torch.compile(lambda x: method.map_image(x, (8, 8)), backend=backend, fullgraph=True)(image)
+    out = torch.compile(lambda x: map_image(method, x, (8, 8)), backend=backend, fullgraph=True)(image)
     torch.testing.assert_close(out, expected, atol=2e-3 if half else 1e-5, rtol=0)
     (graph,) = graphs
     assert not any(node.op == "get_attr" for node in graph.graph.nodes), "a constant goes with the graph"
@@ -332,10 +340,10 @@ def test_one_graph_of_the_dct_serves_images_of_several_sizes(half, monkeypatch):
     monkeypatch.setattr("attemper.methods.graying._wants_half", lambda x: half)
     method = TokenGraying()
     torch._dynamo.reset()
-    gray = torch.compile(lambda x: method.map_image(x, (4, 4)), backend="eager", fullgraph=True, dynamic=True)
+    gray = torch.compile(lambda x: map_image(method, x, (4, 4)), backend="eager", fullgraph=True, dynamic=True)
     for size in (16, 24):
         image = randn(2, 3, size, size, dtype=torch.float32)
-        torch.testing.assert_close(gray(image), method.map_image(image, (4, 4)), atol=5e-3 if half else 1e-5, rtol=0)
+        torch.testing.assert_close(gray(image), map_image(method, image, (4, 4)), atol=5e-3 if half else 1e-5, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------------- gradients and dtypes
@@ -408,14 +416,18 @@ def test_patches_and_images_need_not_be_square(kind):
 
 
 @pytest.mark.parametrize("patch", [(4, 4), (4, 6)])
-def test_pixels_that_no_patch_holds_are_not_grayed(patch):
-    method = TokenGraying()
-    image = randn(2, 3, 13, 20)
+@pytest.mark.parametrize("plain", [True, False])
+def test_pixels_that_no_patch_holds_are_left_out(patch, plain):
+    class Own(nn.Conv2d):
+        """Not the layer that everybody knows: it is given the image back and computes whatever it computes."""
+
+    image, method = randn(2, 3, 13, 20), TokenGraying()
+    layer = (nn.Conv2d if plain else Own)(3, 5, patch, patch).double()
     rows, columns = 13 // patch[0] * patch[0], 20 // patch[1] * patch[1]
-    out = method.map_image(image, patch)
-    assert out.shape == image.shape
-    inside = gray_patches(image[..., :rows, :columns].contiguous(), patch, method)
-    torch.testing.assert_close(out[..., :rows, :columns], inside, atol=1e-12, rtol=0)
+    expected = layer(gray_patches(image[..., :rows, :columns].contiguous(), patch, method))
+    model = nn.Sequential(layer)
+    attemper.apply(model, "graying")
+    torch.testing.assert_close(model(image), expected, atol=1e-12, rtol=1e-10)
 
 
 def test_tokens_are_grayed_before_the_first_block():

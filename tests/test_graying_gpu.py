@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attemper.embedding import to_patches
 from attemper.methods import TokenGraying
 
 pytestmark = [
@@ -20,6 +21,11 @@ def images(count: int = 8, size: int = 224) -> torch.Tensor:
     return torch.fft.irfft2(spectrum / (height.square() + width.square()).sqrt().clamp(min=1 / size)) / 10
 
 
+def map_patches(method: TokenGraying, image: torch.Tensor) -> torch.Tensor:
+    """The grayed patches of an image."""
+    return method.map_patches(to_patches(image, (image.shape[-2] // 16, image.shape[-1] // 16), (16, 16)))
+
+
 def distance(given: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest relative error of an image."""
     given = given.double().cpu()
@@ -30,11 +36,11 @@ def distance(given: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 1e-2)])
 def test_under_autocast_patches_are_those_of_float64_nearly(kind: str, bound: float, compiled: bool) -> None:
     method, image = TokenGraying(kind), images()
-    expected = method.map_image(image.double(), (16, 16))
-    gray = torch.compile(method.map_image, fullgraph=True) if compiled else method.map_image
+    expected = map_patches(method, image.double())
+    gray = torch.compile(map_patches, fullgraph=True) if compiled else map_patches
     for scale in (1e-4, 1.0, 1e4):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = gray(scale * image.cuda(), (16, 16))
+            out = gray(method, scale * image.cuda())
         assert out.dtype == torch.float32
         assert distance(out / scale, expected) < bound
 
@@ -42,8 +48,8 @@ def test_under_autocast_patches_are_those_of_float64_nearly(kind: str, bound: fl
 @pytest.mark.parametrize("kind", ["dct", "svd"])
 def test_without_autocast_float32_is_as_accurate_as_on_a_cpu(kind: str) -> None:
     method, image = TokenGraying(kind), images(2)
-    expected = method.map_image(image.double(), (16, 16))
-    assert distance(method.map_image(image.cuda(), (16, 16)), expected) < 1e-4
+    expected = map_patches(method, image.double())
+    assert distance(map_patches(method, image.cuda()), expected) < 1e-4
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -66,7 +72,7 @@ def test_it_can_be_captured_in_a_cuda_graph(kind: str) -> None:
 
     def gray() -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return method.map_image(image, (16, 16))
+            return map_patches(method, image)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

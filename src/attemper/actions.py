@@ -15,7 +15,6 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import (
     BlockMap,
     BranchMap,
-    ImageMap,
     LayerRecord,
     Penalty,
     SkipRemover,
@@ -28,7 +27,6 @@ from attemper.patching import Action, Control, Entry, state_of
 
 __all__ = [
     "BlockAction",
-    "ImageAction",
     "Layout",
     "MlpPenaltyAction",
     "Parameters",
@@ -165,22 +163,6 @@ class BlockAction(Action):
             return out
         mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after)))
         return (mapped, *out[1:]) if isinstance(out, tuple) else mapped
-
-
-@dataclass
-class ImageAction(Action):
-    """Maps the image that a patch embedding is about to cut up."""
-
-    control: Control
-    place: Place
-    method: Method
-    patch: tuple[int, int]
-
-    def acts(self, training: bool) -> bool:
-        return self.control.when != "never"
-
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        return forward(cast(ImageMap, self.method).map_image(args[0], self.patch), *args[1:], **kwargs)
 
 
 @dataclass

@@ -10,7 +10,6 @@ from torch import nn
 
 from attemper.actions import (
     BlockAction,
-    ImageAction,
     Layout,
     MlpPenaltyAction,
     Parameters,
@@ -19,12 +18,13 @@ from attemper.actions import (
     TokenAction,
 )
 from attemper.composition import check_composition
+from attemper.embedding import PatchAction
 from attemper.errors import ConflictError, NoSiteError
 from attemper.methods.base import Method, Place
 from attemper.methods.broadcast import ContextBroadcast
 from attemper.methods.droppath import DropPath
 from attemper.methods.feedforward import FeedForwardDropout
-from attemper.methods.kinds import BlockMap, BranchMap, ImageMap, LossTerm, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.methods.kinds import BlockMap, BranchMap, LossTerm, PatchMap, Penalty, SkipRemover, TokenMap, WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.owndropout import active_dropout, own_drop_path, own_mlp_dropout
 from attemper.patching import Action, Control
@@ -81,7 +81,7 @@ class Wiring:
             raise NoSiteError(self.nothing(method, "feed-forward networks"))
         if isinstance(method, Penalty) and not needs_attention and not self.mlps:
             raise NoSiteError(self.nothing(method, "feed-forward networks"))
-        if isinstance(method, ImageMap) and not positions and not self.patches:
+        if isinstance(method, PatchMap) and not positions and not self.patches:
             raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
         if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
             raise NoSiteError(self.nothing(method, "blocks"))
@@ -154,10 +154,10 @@ class Wiring:
         for method in self.methods:
             if isinstance(method, TokenMap):
                 self.wire_tokens(method, method)
-            if isinstance(method, ImageMap) and not cast(TokenMap, method).positions:
+            if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
-                    self.actions.append((patch.module, ImageAction(self.control, place, method, patch.patch)))
+                    self.actions.append((patch.module, PatchAction(self.control, place, method, patch.patch)))
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
                 self.wire_blocks(method)
         if any(self.acts_in_eval(method) for method in self.methods):
@@ -274,7 +274,7 @@ class Wiring:
 
     @staticmethod
     def acts_in_eval(method: Method) -> bool:
-        return isinstance(method, SkipRemover | ImageMap) or (isinstance(method, TokenMap) and method.always)
+        return isinstance(method, SkipRemover | PatchMap) or (isinstance(method, TokenMap) and method.always)
 
     def switch_off_fast_path(self) -> None:
         """In eval mode nn.TransformerEncoder may compute whole layers at once, past everything inside them."""

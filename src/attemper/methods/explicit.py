@@ -256,7 +256,7 @@ class ExplicitDropout(Method, Penalty):
     def _logits_by_kernel(self, record: AttentionRecord, place: Place) -> Tensor | None:
         """What the paper's reading takes for q and for k alike, by one kernel; None: no kernel serves, or none asks."""
         joint, own = coefficients(self.p, self.expectation)
-        if own or self.joint or not {"q", "k"} <= record.outputs.keys():
+        if own or self.joint or not ("q" in record.outputs and "k" in record.outputs):
             return None
         if not (self.strength("q", place) or self.strength("k", place)):
             return None

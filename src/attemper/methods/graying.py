@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_flag
-from attemper.methods.kinds import ImageMap, Position, TokenMap, Tokens
+from attemper.methods.kinds import PatchMap, Position, TokenMap, Tokens
 from attemper.methods.spectral import (
     ALIGNED,
     COARSE,
@@ -101,7 +101,7 @@ def gray_svd(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenGraying(Method, ImageMap, TokenMap):
+class TokenGraying(Method, PatchMap, TokenMap):
     """Improve the conditioning of the tokens that go into the network. Acts in eval mode too.
 
     kind: "dct" powers the coefficients of a 2-D DCT over tokens × channels; "svd" the singular values.
@@ -164,16 +164,8 @@ class TokenGraying(Method, ImageMap, TokenMap):
                 out = power_singular_values(wide, self._fits[0], self.rescale)
         return out.to(x.dtype)
 
-    def map_image(self, image: Tensor, patch: tuple[int, int]) -> Tensor:
-        height, width = image.shape[-2:]
-        rows, columns = height // patch[0], width // patch[1]
-        inside = image[..., : rows * patch[0], : columns * patch[1]]
-        # (B, C, rows, patch, columns, patch) to (B, rows · columns, C · patch · patch) and back, each one copy.
-        parts = inside.unflatten(-1, (columns, patch[1])).unflatten(-3, (rows, patch[0]))
-        gray = self.gray(parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
-        parts = gray.unflatten(2, (image.shape[1], *patch)).unflatten(1, (rows, columns))
-        out = parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-        return out if out.shape == image.shape else F.pad(out, (0, width - out.shape[-1], 0, height - out.shape[-2]))
+    def map_patches(self, patches: Tensor) -> Tensor:
+        return self.gray(patches)
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         return self.gray(x)

@@ -15,9 +15,9 @@ __all__ = [
     "AttentionRecord",
     "BlockMap",
     "BranchMap",
-    "ImageMap",
     "LayerRecord",
     "LossTerm",
+    "PatchMap",
     "Penalty",
     "Position",
     "SkipRemover",
@@ -63,10 +63,10 @@ class TokenMap:
         raise NotImplementedError
 
 
-class ImageMap:
-    """Maps an image (B, C, height, width) before it is cut into patches; acts in both modes."""
+class PatchMap:
+    """Maps the patches of images, (B, N, channels · height · width), before they are embedded; acts in both modes."""
 
-    def map_image(self, image: Tensor, patch: tuple[int, int]) -> Tensor:
+    def map_patches(self, patches: Tensor) -> Tensor:
         raise NotImplementedError
 
 
