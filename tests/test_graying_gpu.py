@@ -27,7 +27,7 @@ def distance(given: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 1e-2)])
+@pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 3e-3)])
 def test_under_autocast_patches_are_those_of_float64_nearly(kind: str, bound: float, compiled: bool) -> None:
     method, image = TokenGraying(kind), images()
     expected = method.map_image(image.double(), (16, 16))
@@ -76,4 +76,4 @@ def test_it_can_be_captured_in_a_cuda_graph(kind: str) -> None:
     with torch.cuda.graph(graph):
         out = gray()
     graph.replay()
-    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out, expected, atol=5e-3, rtol=0)
