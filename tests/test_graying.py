@@ -271,6 +271,15 @@ def test_small_exponents_are_never_computed_in_half_precision(monkeypatch):
     assert not torch.equal(TokenGraying("svd", eps=0.7).gray(x), expected[0.7])
 
 
+@pytest.mark.parametrize("kind", ["svd", "dct"])
+def test_tokens_are_never_computed_in_half_precision(kind, monkeypatch):
+    x = randn(2, 12, 8, dtype=torch.float32)
+    expected = TokenGraying(kind).gray(x)
+    monkeypatch.setattr("attemper.methods.graying._wants_half", lambda x: True)
+    assert torch.equal(TokenGraying(kind, where="tokens").gray(x), expected)
+    assert not torch.equal(TokenGraying(kind).gray(x), expected)
+
+
 @pytest.mark.parametrize(("precision", "wide"), [("highest", torch.float32), ("high", torch.float64)])
 def test_where_float32_products_may_round_to_tf32_they_are_made_in_float64(precision, wide):
     before = torch.get_float32_matmul_precision()

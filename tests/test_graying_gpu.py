@@ -33,7 +33,7 @@ def distance(given: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 1e-2)])
+@pytest.mark.parametrize(("kind", "bound"), [("dct", 2e-3), ("svd", 3e-3)])
 def test_under_autocast_patches_are_those_of_float64_nearly(kind: str, bound: float, compiled: bool) -> None:
     method, image = TokenGraying(kind), images()
     expected = map_patches(method, image.double())
@@ -52,18 +52,17 @@ def test_without_autocast_float32_is_as_accurate_as_on_a_cpu(kind: str) -> None:
     assert distance(map_patches(method, image.cuda()), expected) < 1e-4
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("where", ["tokens", "patches"])
 @pytest.mark.parametrize("kind", ["dct", "svd"])
-def test_the_gradient_of_tokens_under_autocast(kind: str, compiled: bool) -> None:
-    method, x, weight = TokenGraying(kind, where="tokens"), torch.randn(4, 197, 384), torch.randn(4, 197, 384)
+def test_small_gradients_survive_autocast(kind: str, where: str) -> None:
+    method, x, weight = TokenGraying(kind, where=where), torch.randn(4, 197, 384), 1e-9 * torch.randn(4, 197, 384)
     leaf = x.double().requires_grad_()
     (method.gray(leaf) * weight).sum().backward()
     device = x.cuda().requires_grad_()
-    gray = torch.compile(method.gray, fullgraph=True) if compiled else method.gray
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        out = gray(device)
+        out = torch.compile(method.gray, fullgraph=True)(device)
     (out * weight.cuda()).sum().backward()
-    assert distance(device.grad, leaf.grad) < 0.02
+    assert distance(device.grad, leaf.grad) < 5e-3
 
 
 @pytest.mark.parametrize("kind", ["dct", "svd"])
@@ -83,4 +82,4 @@ def test_it_can_be_captured_in_a_cuda_graph(kind: str) -> None:
     with torch.cuda.graph(graph):
         out = gray()
     graph.replay()
-    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out, expected, atol=5e-3, rtol=0)

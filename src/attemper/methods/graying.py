@@ -150,10 +150,10 @@ class TokenGraying(Method, PatchMap, TokenMap):
     def gray(self, x: Tensor) -> Tensor:
         """Tokens (B, N, d) with better conditioning.
 
-        On a GPU, where autocast asks for a half-precision type or x has one, it is computed to about that accuracy; the
-        singular values so only with an exponent of 0.6 or more.
+        Patches on a GPU, where autocast asks for a half-precision type or they have one, are computed to about that
+        accuracy; their singular values so only with an exponent of 0.6 or more.
         """
-        half = _wants_half(x)
+        half = self.where == "patches" and _wants_half(x)
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             if self.kind == "dct":
@@ -172,6 +172,8 @@ class TokenGraying(Method, PatchMap, TokenMap):
 
 
 def _wants_half(x: Tensor) -> bool:
+    if x.requires_grad and torch.is_grad_enabled():
+        return False  # float16 has no room for gradients, which are often below 1e-7
     if x.device.type != "cuda":
         return False
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in HALVES
