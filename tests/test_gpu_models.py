@@ -19,14 +19,14 @@ pytestmark = [
 
 
 class Ours(TorchDispatchMode):
-    """Counts the calls of our forward kernel."""
+    """Counts the calls of our forward kernel, for three tensors or for one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += func is torch.ops.attemper.fused_attention.default
+        self.calls += func.name() in ("attemper::fused_attention", "attemper::packed_attention")
         return func(*args, **(kwargs or {}))
 
 

@@ -13,6 +13,7 @@ from attemper.methods.kinds import wide
 __all__ = ["biased_square", "kept", "linear_output_square", "product_square"]
 
 SLICE = 64
+PIECE = 512
 
 
 # --------------------------------------------------------------------------------------------------- a layer's output
@@ -44,8 +45,12 @@ def _columns_of_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _over_rows(x: Tensor) -> Tensor:
-    """Σ x², row by row first: a compiler then takes the squares where an activation or a norm reads the rows anyway."""
-    return x.square().sum(-1).sum(-1).sum()
+    """Σ x², row by row first: a compiler then takes the squares where an activation or a norm reads the rows anyway.
+
+    Rows are cut into pieces that it can hold on chip; longer ones it would go through in a loop, activation and all.
+    """
+    pieces = next(n for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0 and x.shape[-1] // n <= PIECE)
+    return x.square().unflatten(-1, (pieces, -1)).sum(-1).sum(-1).sum(-1).sum()
 
 
 def _over_columns(x: Tensor, columns: Tensor | None) -> Tensor:
