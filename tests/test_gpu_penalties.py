@@ -60,7 +60,7 @@ def test_squares_of_logits_by_kernel(
     biases = torch.randn(2, heads * width, device="cuda").unbind() if biased else ()
     given = [x.detach().requires_grad_() for x in (q, k, *biases)]
     exact = [x.detach().double().requires_grad_() for x in given]
-    weight = torch.rand(batch, heads, device="cuda")
+    weight = torch.rand(batch, heads, device="cuda") / tokens  # so that float16 can hold the gradients
     absent = () if biased else (None, None)
     results = []
     for f, leaves in ((triton_penalties.logit_squares, given), (by_formula, exact)):
@@ -109,4 +109,6 @@ def test_a_compiled_step_takes_the_same_penalties(recipe: str) -> None:
     (values, grads), (expected, theirs) = step(recipe, True), step(recipe, False)
     assert values == pytest.approx(expected, rel=1e-2)
     for name, grad in grads.items():
-        assert_close(grad, theirs[name], 5e-2)
+        # What a penalty gives to a bias cancels, but for what was rounded in sums as large as those of the weight.
+        scale = max(theirs[name].norm(), theirs[name.replace("bias", "weight")].norm())
+        assert (grad - theirs[name]).norm() <= 5e-2 * scale, name

@@ -35,11 +35,16 @@ def widest(dtype: torch.dtype) -> int:
     return 64 if dtype == torch.float32 else 128
 
 
-def _tiles(e: int, dtype: torch.dtype) -> dict[str, int]:
-    """How many tokens a program reads at once, its warps and stages: as many as spill no registers on sm_90."""
+def _tiles(e: int, dtype: torch.dtype, backward: bool = False) -> dict[str, int]:
+    """How many tokens a program reads at once, its warps and stages.
+
+    In half precision up to width 64 the fastest of thirteen on an H200; otherwise as many as spill no registers there.
+    """
     if dtype == torch.float32:
         return {"BN": 32, "num_warps": 4, "num_stages": 2}
-    return {"BN": 64, "num_warps": 4 if e <= 64 else 8, "num_stages": 3}
+    if e > 64:
+        return {"BN": 64, "num_warps": 8, "num_stages": 3}
+    return {"BN": 32, "num_warps": 2 if backward else 4, "num_stages": 3}
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -84,7 +89,7 @@ def _backward(
                 dq, dk, sums, *grad.stride(), *q.stride()[:2], *k.stride()[:2], *dq.stride()[:2], *dk.stride()[:2],
                 heads, q.shape[1], k.shape[1], Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None,
                 SUMS=sums.numel() > 0, SCALED=q.dtype == torch.float16, E=e, BE=padded(e), PRECISION=precision(),
-                **_tiles(e, q.dtype),
+                **_tiles(e, q.dtype, backward=True),
             )  # fmt: skip
     return dq, dk, sums
 
