@@ -50,7 +50,8 @@ def _over_rows(x: Tensor) -> Tensor:
     Rows are cut into pieces that it can hold on chip; longer ones it would go through in a loop, activation and all.
     """
     pieces = next(n for n in range(1, x.shape[-1] + 1) if x.shape[-1] % n == 0 and x.shape[-1] // n <= PIECE)
-    return x.square().unflatten(-1, (pieces, -1)).sum(-1).sum(-1).sum(-1).sum()
+    square: Tensor = x.square().unflatten(-1, (pieces, -1)).sum(-1).sum(-1).sum(-1).sum()
+    return square
 
 
 def _over_columns(x: Tensor, columns: Tensor | None) -> Tensor:
