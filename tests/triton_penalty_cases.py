@@ -1,4 +1,4 @@
-"""The squares of logits in Triton's interpreter. `test_triton.py` runs this file with TRITON_INTERPRET=1."""
+"""Squares of logits and outputs in the interpreter. `test_triton.py` runs this file with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import attemper
 from attemper.methods import explicit
+from attemper.methods.squares import linear_output_square
 from attemper.ops import triton_penalties
 
 FLOAT32, HALF = 1e-4, 2e-2
@@ -181,3 +182,59 @@ def test_a_compiled_backward_pass_calls_the_kernel() -> None:
     run = torch.compile(triton_penalties.logit_squares, backend=aot_autograd(fw_compiler=nop, bw_compiler=note))
     run(q, k, q_bias, k_bias, 2).sum().backward()
     assert targets.count(torch.ops.attemper.logit_squares_backward.default) == 1
+
+
+# --------------------------------------------------------------------------------------------------- layers' outputs
+def check_output_square(out: Tensor, bias: Tensor, tolerance: float) -> None:
+    """Value and gradients against the formula in float64."""
+    leaves = [out.detach().requires_grad_(), bias.detach().requires_grad_()]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    given, expected = triton_penalties.output_square(*leaves), (exact[0] - exact[1]).square().sum()
+    assert given.dtype == torch.float32
+    assert_close(given, expected, tolerance)
+    ours, theirs = (torch.autograd.grad(0.3 * value, some) for value, some in ((given, leaves), (expected, exact)))
+    for leaf, one, other in zip(leaves, ours, theirs, strict=True):
+        assert one.dtype == leaf.dtype
+        assert_close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "columns"), [(1, 1, 8), (3, 197, 40), (2, 65, 300), (9, 64, 128)])
+def test_the_square_of_an_output(batch: int, tokens: int, columns: int, dtype: torch.dtype) -> None:
+    out = torch.randn(batch, tokens, columns).to(dtype)
+    check_output_square(out, torch.randn(columns), 1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_the_square_of_a_part_of_an_output_and_of_heads() -> None:
+    packed = torch.randn(2, 70, 3 * 32)
+    check_output_square(packed[..., 64:], torch.randn(32), 1e-5)
+    heads = torch.randn(2, 3, 70, 16).transpose(1, 2)  # (B, N, H, e), the elements of a token far apart
+    check_output_square(heads, torch.randn(3, 16), 1e-5)
+
+
+def test_second_gradients_of_the_square_of_an_output() -> None:
+    out, bias = torch.randn(2, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    results = []
+    for square in (triton_penalties.output_square, lambda out, bias: (out - bias).square().sum()):
+        first = torch.autograd.grad(square(out, bias), (out, bias), create_graph=True)
+        results.append(torch.autograd.grad(first[0].pow(3).sum() + first[1].pow(2).sum(), (out, bias)))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, 1e-5)
+
+
+def test_opcheck_of_the_square_of_an_output() -> None:
+    out, bias = torch.randn(2, 20, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+    torch.library.opcheck(torch.ops.attemper.output_square, (out, bias))
+    torch.library.opcheck(torch.ops.attemper.scaled_difference, (out.detach(), bias.detach(), torch.tensor(0.5)))
+
+
+def test_penalties_of_a_layer_are_taken_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer = torch.randn(2, 30, 16), nn.Linear(16, 48)
+    results = []
+    for reads in (triton_penalties.reads, lambda out: False):
+        monkeypatch.setattr(triton_penalties, "reads", reads)
+        assert triton_penalties.reads(x) == (len(results) == 0)
+        square = linear_output_square(layer(x), layer.bias, x, layer.weight)
+        results.append((square, *torch.autograd.grad(square, tuple(layer.parameters()))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)

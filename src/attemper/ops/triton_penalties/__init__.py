@@ -6,12 +6,19 @@ written in forward but one number per head. Triton is imported when a kernel fir
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from attemper.ops.triton_keys import DTYPES, runs_on
 from attemper.ops.triton_penalties.library import logit_squares, widest
+from attemper.ops.triton_penalties.outputs import output_square
 
-__all__ = ["logit_squares", "serves"]
+__all__ = ["logit_squares", "output_square", "reads", "serves"]
+
+
+def reads(out: Tensor) -> bool:
+    """Whether a kernel can take the squares of a layer's output; torch takes all others, and compiled code its own."""
+    return not torch.compiler.is_compiling() and out.dtype in DTYPES and out.numel() > 0 and runs_on(out)
 
 
 def serves(q: Tensor, k: Tensor, heads: int) -> bool:

@@ -1,4 +1,4 @@
-"""The kernels behind `library.py`. One program has one head of one sample."""
+"""The kernels behind `library.py` and `outputs.py`. Of logits, one program has one head of one sample."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
@@ -119,3 +119,41 @@ def backward_kernel(
             k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n,
             scale, h, nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip
+
+
+@triton.jit
+def square_kernel(
+    x_ptr, bias_ptr, sums_ptr, squares_ptr, x_n, rows, cols,
+    PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The sums of the columns of X − b and of their squares, over PER rows. Grid: rows × columns, in blocks."""
+    block = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = columns < cols
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    sums = tl.zeros((BM, BN), tl.float32)
+    squares = tl.zeros((BM, BN), tl.float32)
+    for first in tl.range(0, PER, BM):
+        at = block * PER + first + tl.arange(0, BM)
+        there = (at < rows)[:, None] & inside[None, :]
+        x = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there, other=0.0).to(tl.float32)
+        x = tl.where(there, x - bias[None, :], 0.0)
+        sums += x
+        squares += x * x
+    tl.store(sums_ptr + block * cols + columns, tl.sum(sums, 0), mask=inside)
+    tl.store(squares_ptr + block * cols + columns, tl.sum(squares, 0), mask=inside)
+
+
+@triton.jit
+def difference_kernel(
+    x_ptr, bias_ptr, scale_ptr, out_ptr, x_n, rows, cols, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """scale · (X − b), rounded once. Grid: rows × columns, in blocks."""
+    at = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    inside = columns < cols
+    there = (at < rows)[:, None] & inside[None, :]
+    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there, other=0.0).to(tl.float32)
+    x = (x - bias[None, :]) * tl.load(scale_ptr)
+    tl.store(out_ptr + at[:, None] * cols + columns[None, :], x.to(out_ptr.dtype.element_ty), mask=there)
