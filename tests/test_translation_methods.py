@@ -12,6 +12,7 @@ import attemper
 import attemper.seam
 from attemper.errors import AttemperError, ParameterError
 from attemper.models import build_model
+from attemper.ops.call import Call
 from attemper.outputs import IGNORED
 from attemper.tasks import open_task
 from attemper.tasks.vocabulary import MARKS, PADDING
@@ -96,13 +97,14 @@ def test_a_schedule_runs_through_the_encoder_and_then_through_the_decoder() -> N
 
 def test_each_kind_of_attention_is_computed_with_the_methods_and_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int, bool, bool, str]] = []
-    plain = attemper.attention
+    plain = attemper.seam.attend
 
-    def spy(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Any = None, is_causal: bool = False, **rest: Any) -> Tensor:
-        calls.append((q.shape[2], k.shape[2], attn_mask is not None, is_causal, str(rest["methods"][0])))
-        return plain(q, k, v, attn_mask=attn_mask, is_causal=is_causal, **rest)
+    def spy(call: Call, impl: str) -> Tensor:
+        masked = call.attn_mask is not None
+        calls.append((*call.shape[2:], masked, call.is_causal, str(call.methods[0])))
+        return plain(call, impl)
 
-    monkeypatch.setattr(attemper.seam, "attention", spy)
+    monkeypatch.setattr(attemper.seam, "attend", spy)
     model = small()
     attemper.apply(model, "dropkey(0.3)")
     model(example()[0])
