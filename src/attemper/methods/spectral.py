@@ -37,10 +37,8 @@ __all__ = [
     "scaled_half",
 ]
 
-RAMP = (
-    0.1,
-    0.3,
-)  # β of the first and of the last step: where s is small, errors are small too and strides may be longer
+RAMP = (0.1, 0.3)
+"""β of the first and of the last step: where s is small, errors are small too and strides may be longer."""
 MOST_STEPS = 46
 WIDE_STEPS = 9  # what float16 rounds off after that many steps is worth about 1e-7 of t
 ALIGNED = 8  # rows of float16 start at multiples of 16 bytes: without, GPUs fall back to slow kernels
