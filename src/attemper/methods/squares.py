@@ -15,6 +15,7 @@ __all__ = ["biased_square", "kept", "linear_output_square", "product_square"]
 
 SLICE = 64
 PIECE = 512
+NOTHING = 1e-30
 
 
 # --------------------------------------------------------------------------------------------------- a layer's output
@@ -60,10 +61,11 @@ def _over_rows(x: Tensor) -> Tensor:
 def _over_columns(x: Tensor, columns: Tensor | None) -> Tensor:
     """Σ x², column by column first, as the sums of the columns are taken.
 
-    A compiler would leave those for backward, and read x once more, if nothing in forward asked for them.
+    A compiler would leave those for backward, and read x once more, if nothing in forward asked for them: hence a
+    part of them that is far below any rounding. A zero would be seen through.
     """
     squares = x.square().sum((0, 1))
-    return squares.sum() if columns is None else (squares + 0 * columns).sum()
+    return squares.sum() if columns is None else (squares + NOTHING * columns).sum()
 
 
 def kept(out: Tensor) -> Tensor:

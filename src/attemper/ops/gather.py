@@ -53,7 +53,8 @@ def _refuse_masks(call: Call) -> str | None:
     if call.differs_between_queries:
         return "a row that a mask leaves without drawn keys needs keys of its own, and one set is gathered for all rows"
     keys = call.k.shape[2]
-    count = next(count for method in call.methods if (count := method.shared_count(keys)) is not None)
+    counts = [method.shared_count(keys) for method in call.methods]
+    count = next(count for count in counts if count is not None)
     if keys - count + 1 > count:
         return (
             f"with a mask at least half of the keys must be drawn, {count} of {keys} are: a row that loses all of its "
