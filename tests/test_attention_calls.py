@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
+import attemper
 from attemper import attention, implementations
 from attemper.errors import ParameterError, UnsupportedError
 from attemper.methods import DropAttention, DropKey
+from attemper.ops import triton_attention
+from attemper.ops.call import make_call
+from families import FAMILIES, build, call
 from test_attention import boolean_mask, qkv, randn
 
 # Which implementation.
@@ -89,3 +95,45 @@ def test_a_seed_of_another_kind_is_refused():
     for seed in (torch.tensor([1]), torch.tensor(0.5)):
         with pytest.raises(ValueError, match="seed must be"):
             attention(Q, K, V, methods=[DropKey(0.1)], seed=seed)
+
+
+# ------------------------------------------------------------------------------------ calls that are only looked at
+attention_module = importlib.import_module("attemper.ops.attention")  # the package has a function of that name
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "serves", "expected"),
+    [
+        (None, False, True, "triton"),
+        (torch.ones(1, 1, 1, 5, dtype=torch.bool), False, True, "triton"),
+        (torch.zeros(1, 1, 1, 5), False, True, "auto"),
+        (None, True, True, "auto"),
+        (None, False, False, "auto"),
+    ],
+)
+def test_a_call_without_methods_goes_to_our_kernel_only_where_that_was_measured(
+    mask, causal, serves, expected, monkeypatch
+):
+    monkeypatch.setattr(attention_module, "is_short", lambda call: True)
+    monkeypatch.setattr(triton_attention, "refuse", lambda call: None if serves else "not here")
+    q, k, v = qkv(5, 5)
+    assert attention_module.fastest_unperturbed(make_call(q, k, v, mask, causal, None, (), None)) == expected
+
+
+@pytest.mark.parametrize("recipe", ["cb", "explicit(v=1e-3)"])
+@pytest.mark.parametrize(("impl", "training", "expected"), [
+    ("auto", True, "fastest"), ("auto", False, "auto"), ("sdpa", True, "sdpa"),
+])  # fmt: skip
+def test_attention_that_is_only_looked_at_gets_the_fastest_kernel_in_training(
+    recipe, impl, training, expected, monkeypatch
+):
+    asked = []
+    real = attemper.seam.attend
+    monkeypatch.setattr(attemper.seam, "fastest_unperturbed", lambda call: "fastest")
+    monkeypatch.setattr(attemper.seam, "attend", lambda call, impl: (asked.append(impl), real(call, "sdpa"))[1])
+    family = next(family for family in FAMILIES if family.name == "timm-vit")
+    model = build(family).train(training)
+    attemper.apply(model, recipe, impl=impl)
+    call(model, family.inputs())
+    sees = training or recipe == "cb"  # penalties do not look in eval mode
+    assert set(asked) == ({expected} if sees else set())

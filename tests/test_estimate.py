@@ -126,6 +126,23 @@ def test_a_probe_tells_apart_what_each_part_of_a_run_takes(monkeypatch: pytest.M
     assert (result.keeping, result.memory) == (0.0, None)
 
 
+def test_what_a_compiler_leaves_on_disk_is_counted_for_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, built = Clock(), []
+    begin = Learner.__init__
+
+    def compile_once(self: Learner, *args: Any, **options: Any) -> None:
+        built.append(self)
+        clock.now += 30.0 if len(built) == 1 else 3.0
+        begin(self, *args, **options)
+
+    monkeypatch.setattr(Learner, "__init__", compile_once)
+    monkeypatch.setattr(Learner, "compiled", lambda self, network: network)
+    task = open_task("digits(train=200, test=50)")
+    spec = plan(task=task.name, budget={"epochs": 1, "batch_size": 16, "compile": True}).spec("none", 1e-3, 0)
+    result = measure(spec, RunData(spec, task, torch.device("cpu")), torch.device("cpu"), steps=2, clock=clock)
+    assert result.setup == pytest.approx(3.0)
+
+
 def ticking(batches: Any, clock: Clock) -> Any:
     for batch in batches:
         clock.now += 0.125

@@ -25,20 +25,29 @@ from attemper.ops.triton_attention.launch import (
 )
 from attemper.ops.triton_attention.plan import backward_plan, forward_plan, is_static, padded, tail, whole_plan
 
-__all__ = ["backward_into", "forward", "forward_fake", "fused_attention", "no_second_gradients", "transformed"]
+__all__ = [
+    "OTHERS",
+    "backward_into",
+    "forward",
+    "forward_fake",
+    "fused_attention",
+    "no_second_gradients",
+    "transformed",
+]
 
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
 
+OTHERS = (
+    "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
+    "str fill='none'"
+)
 torch.library.define(
-    "attemper::fused_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, "
-    "Tensor? cuts=None, Tensor? hard=None, str fill='none') -> (Tensor, Tensor, Tensor)",
+    "attemper::fused_attention", f"(Tensor q, Tensor k, Tensor v, {OTHERS}) -> (Tensor, Tensor, Tensor)"
 )
 torch.library.define(
     "attemper::fused_attention_backward",
-    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor stats, Tensor flags, Tensor? mask, Tensor? table, "
-    "float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, str fill='none') "
+    f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor stats, Tensor flags, {OTHERS}) "
     "-> (Tensor, Tensor, Tensor)",
 )
 

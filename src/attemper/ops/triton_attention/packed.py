@@ -14,13 +14,10 @@ from torch import Tensor
 
 from attemper.ops.triton_attention import library
 from attemper.ops.triton_attention.launch import DEVICES
+from attemper.ops.triton_attention.library import OTHERS
 
-__all__ = ["either", "is_packed"]
+__all__ = ["either", "is_packed", "parts"]
 
-OTHERS = (
-    "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
-    "str fill='none'"
-)
 torch.library.define(
     "attemper::packed_or_fused_attention", f"(Tensor qkv, Tensor q, Tensor k, Tensor v, {OTHERS}) -> Tensor"
 )

@@ -100,7 +100,7 @@ def backward_kernel(
 ):  # fmt: skip
     """dQ = 2g · Q · KᵀK and dK = 2g · K · QᵀQ. Grid: sample × head × side, sides fastest: they read the same.
 
-    Grams are made again: to keep them would take as much room as queries and keys do.
+    Grams are made again: to keep them would take memory in every layer until its backward pass.
     """
     pid = tl.program_id(0) // 2
     b = (pid // heads).to(tl.int64)
