@@ -128,9 +128,11 @@ def test_attention_that_is_only_looked_at_gets_the_fastest_kernel_in_training(
     recipe, impl, training, expected, monkeypatch
 ):
     asked = []
-    real = attemper.seam.attend
+    real = attemper.seam.attend_and_square
     monkeypatch.setattr(attemper.seam, "fastest_unperturbed", lambda call: "fastest")
-    monkeypatch.setattr(attemper.seam, "attend", lambda call, impl: (asked.append(impl), real(call, "sdpa"))[1])
+    monkeypatch.setattr(
+        attemper.seam, "attend_and_square", lambda call, impl, *rest: (asked.append(impl), real(call, "sdpa", *rest))[1]
+    )
     family = next(family for family in FAMILIES if family.name == "timm-vit")
     model = build(family).train(training)
     attemper.apply(model, recipe, impl=impl)

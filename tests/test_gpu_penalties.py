@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.methods.squares import linear_output_square, product_square
-from attemper.ops import triton_penalties
+from attemper.ops import triton_attention, triton_penalties
+from attemper.ops.call import make_call
+from attemper.ops.triton_attention.packed import parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,6 +68,38 @@ def test_squares_of_logits_by_kernel(
     for f, leaves in ((triton_penalties.logit_squares, given), (by_formula, exact)):
         out = f(*leaves, *absent, heads)
         results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("wanted", [("v",), ("qk",), ("v", "qk")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("batch", "tokens", "heads", "width"),
+    [(3, 1, 2, 16), (4, 65, 3, 32), (4, 65, 2, 40), (16, 197, 6, 64), (2, 577, 2, 64)],
+)
+def test_gradients_that_attention_adds_for_penalties(
+    batch: int, tokens: int, heads: int, width: int, wanted: tuple[str, ...], biased: bool, dtype: torch.dtype
+) -> None:
+    qkv = torch.randn(batch, tokens, 3 * heads * width, device="cuda").to(dtype).requires_grad_()
+    bias = torch.randn(3 * heads * width, device="cuda").requires_grad_() if biased else None
+    given = [qkv] if bias is None else [qkv, bias]
+    exact = [x.detach().double().requires_grad_() for x in given]
+    dout = torch.randn(batch, heads, tokens, width, device="cuda")
+    weights = {"v": 0.5, "qk": 0.05 / tokens}
+    results = []
+    for leaves in (given, exact):
+        q, k, v = parts(leaves[0], heads)
+        if leaves is given:
+            call = make_call(q, k, v, None, False, None, (), None, leaves[0])
+            out, squares = triton_attention.attention_and_squares(call, bias, wanted)
+        else:
+            out = (q @ k.mT / width**0.5).softmax(-1) @ v
+            q, k, v = parts(leaves[0] if bias is None else leaves[0] - leaves[1], heads)
+            squares = {"v": v.square().sum(), "qk": (q @ k.mT).square().sum()}
+        total = (out * dout).sum() + sum(weights[name] * squares[name] for name in wanted)
+        results.append((out, *(squares[name] for name in wanted), *torch.autograd.grad(total, leaves)))
     for one, other in zip(*results, strict=True):
         assert_close(one, other, TOLERANCE[dtype])
 

@@ -97,14 +97,14 @@ def test_a_schedule_runs_through_the_encoder_and_then_through_the_decoder() -> N
 
 def test_each_kind_of_attention_is_computed_with_the_methods_and_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int, bool, bool, str]] = []
-    plain = attemper.seam.attend
+    plain = attemper.seam.attend_and_square
 
-    def spy(call: Call, impl: str) -> Tensor:
+    def spy(call: Call, *rest: Any) -> tuple[Tensor, dict[str, Tensor]]:
         masked = call.attn_mask is not None
         calls.append((*call.shape[2:], masked, call.is_causal, str(call.methods[0])))
-        return plain(call, impl)
+        return plain(call, *rest)
 
-    monkeypatch.setattr(attemper.seam, "attend", spy)
+    monkeypatch.setattr(attemper.seam, "attend_and_square", spy)
     model = small()
     attemper.apply(model, "dropkey(0.3)")
     model(example()[0])

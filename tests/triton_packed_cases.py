@@ -69,7 +69,7 @@ def step(kind: str, recipe: str, impl: Any, compiled: bool = False) -> tuple[Cou
     ("kind", "recipe"),
     [
         ("plain", "dropkey(0.3)"),
-        ("plain", "hardmask(0.3) + dropkey(0.2) + explicit(v=0.1)"),
+        ("plain", "hardmask(0.3) + dropkey(0.2) + explicit(av=0.1)"),
         ("norms", "dropkey(0.3)"),
         ("adapted", "dropkey(0.3)"),
         ("in place", "dropkey(0.3)"),

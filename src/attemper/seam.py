@@ -21,7 +21,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.dropattention import DropAttention
 from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
 from attemper.multihead import MultiheadArguments, merge_heads, project, split_heads
-from attemper.ops.attention import attend, fastest_unperturbed
+from attemper.ops.attention import attend_and_square, fastest_unperturbed
 from attemper.ops.call import Call, make_call
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.reference import attention_weights, perturbed_softmax
@@ -109,7 +109,8 @@ class Doors(TorchFunctionMode):
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         """Of each projection: its input, its output, its bias."""
         self.packed: Tensor | None = None
-        """What one projection gave for Q, K and V together."""
+        """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
+        self.packed_bias: Tensor | None = None
         self.blurred = False
         self.waiting = False
         """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
@@ -159,8 +160,9 @@ class Doors(TorchFunctionMode):
             attn_mask = None if attn_mask is None else _four_axes(attn_mask)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
         methods = self.with_own_dropout(dropout_p)
-        out = self.attend(make_call(query, key, value, attn_mask, is_causal, scale, methods, None, self.packed))
-        self.penalise(out, query, key, attn_mask, is_causal, scale)
+        call = make_call(query, key, value, attn_mask, is_causal, scale, methods, None, self.packed)
+        out, squares = self.attend(call)
+        self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
         return out.view(shape)
 
     def multihead(self, call: MultiheadArguments) -> tuple[Tensor, Tensor | None]:
@@ -185,17 +187,23 @@ class Doors(TorchFunctionMode):
             out = (weights @ v.to(weights.dtype)).to(q.dtype)
             weights = weights.to(q.dtype)
         else:
-            out = self.attend(make_call(q, k, v, mask, is_causal, None, methods, None))
+            out, _ = self.attend(make_call(q, k, v, mask, is_causal, None, methods, None))
         if self.penalties:
             self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, is_causal)
         return merge_heads(call, out, weights)
 
-    def attend(self, call: Call) -> Tensor:
-        """A fused call. One that is only looked at gets the fastest kernel in training, too."""
-        if self.action.impl == "auto" and not call.methods and self.training:
-            return attend(call, fastest_unperturbed(call))
-        return attend(call, self.action.impl)
+    def attend(self, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """A fused call, and squares for penalties that it took along.
+
+        A call that is only looked at gets the fastest kernel in training, too.
+        """
+        impl = self.action.impl
+        if impl == "auto" and not call.methods and self.training:
+            impl = fastest_unperturbed(call)
+        wanted = {square for m in self.penalties for square in cast(Penalty, m).wants_squares(self.action.place)}
+        # DropConnect's projections are not those of the weights that are penalised.
+        return attend_and_square(call, impl, self.packed_bias, () if self.maps else wanted)
 
     def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
         """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
@@ -259,7 +267,7 @@ class Doors(TorchFunctionMode):
                 rows = slice(None) if projection.rows is None else slice(*projection.rows)
                 self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
         if self.action.packs and "q" in ours:
-            self.packed = out
+            self.packed, self.packed_bias = _three_axes(out), bias
         return out
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
@@ -315,6 +323,7 @@ class Doors(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         weights: Tensor | None = None,
+        squares: dict[str, Tensor] | None = None,
     ) -> None:
         """Enter this attention's penalties into the ledger."""
         if not self.penalties:
@@ -338,7 +347,7 @@ class Doors(TorchFunctionMode):
         # DropConnect's projections are not those of the weights that are penalised.
         outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
         record = AttentionRecord(
-            query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v
+            query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v, squares or {}
         )
         for method in self.penalties:
             sums = cast(Penalty, method).sums

@@ -38,17 +38,24 @@ def own_square(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear_square(
-    x: Tensor, weight: Tensor, p: float, expectation: str, seen: tuple[Tensor, Tensor | None] | None = None
+    x: Tensor,
+    weight: Tensor,
+    p: float,
+    expectation: str,
+    seen: tuple[Tensor, Tensor | None] | None = None,
+    square: Tensor | None = None,
 ) -> Tensor:
     """E‖X̃Wᵀ‖² summed over everything: x (B, N, d), weight (out, d).
 
-    seen: XWᵀ + b (B, N, out) and b, where the layer gave them already.
+    seen: XWᵀ + b (B, N, out) and b, where the layer gave them already; square: ‖XWᵀ‖², where even that is known.
     """
     joint, own = coefficients(p, expectation)
     total = wide(x.new_zeros(()))
     if joint:
-        out, bias = (x @ weight.T, None) if seen is None else seen
-        total = total + joint * linear_output_square(out, bias, x, weight)
+        if square is None:
+            out, bias = (x @ weight.T, None) if seen is None else seen
+            square = linear_output_square(out, bias, x, weight)
+        total = total + joint * square
     return total + own * own_square(x, weight) if own else total
 
 
@@ -214,6 +221,12 @@ class ExplicitDropout(Method, Penalty):
     def wants_mlp(self, place: Place) -> bool:
         return any(self.strength(component, place) for component in ("ff1", "ff2"))
 
+    def wants_squares(self, place: Place) -> tuple[str, ...]:
+        joint, own = coefficients(self.p, self.expectation)
+        logits = not (own or self.joint) and (self.strength("q", place) or self.strength("k", place))
+        wanted = {"v": joint and self.strength("v", place), "qk": joint and logits}
+        return tuple(square for square, asked in wanted.items() if asked)
+
     def _reduce(self, total: Tensor, samples: int, tokens: int) -> Tensor:
         if self.reduction == "authors":
             return total / tokens
@@ -243,7 +256,7 @@ class ExplicitDropout(Method, Penalty):
         squares = {
             "q": of_queries,
             "k": of_keys,
-            "v": lambda: linear_square(r.value, r.w_v, p, expectation, r.outputs.get("v")),
+            "v": lambda: linear_square(r.value, r.w_v, p, expectation, r.outputs.get("v"), r.squares.get("v")),
             "av": lambda: av_square(r, p, expectation),
         }
         tokens = {"q": r.query.shape[1], "k": r.key.shape[1], "v": r.value.shape[1], "av": r.query.shape[1]}
@@ -260,6 +273,8 @@ class ExplicitDropout(Method, Penalty):
             return None
         if not (self.strength("q", place) or self.strength("k", place)):
             return None
+        if "qk" in record.squares:
+            return joint * record.squares["qk"]
         (q, q_bias), (k, k_bias), heads = record.outputs["q"], record.outputs["k"], record.out.shape[1]
         if not triton_penalties.serves(q, k, heads):
             return None

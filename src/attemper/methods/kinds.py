@@ -127,6 +127,8 @@ class AttentionRecord:
     outputs: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
     """What the projections "q", "k", "v" gave, (B, N, H · e) with their bias, and that bias, where it was seen."""
     out_bias: Tensor | None = None
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    """Of those that `Penalty.wants_squares` asked for, what attention took along."""
 
     def projected(self, name: Literal["q", "k", "v"]) -> Tensor:
         """XWᵀ without its bias, (B, N, H · e), in float32 at least; multiplied again only where it was not seen."""
@@ -167,6 +169,13 @@ class Penalty:
     def wants_mlp(self, place: Place) -> bool:
         """Whether the MLP here adds anything."""
         raise NotImplementedError
+
+    def wants_squares(self, place: Place) -> tuple[str, ...]:
+        """Sums of squares that it would like attention to take along, which may do it cheaply, or not at all.
+
+        "v": ‖XW_vᵀ‖². "qk": ‖XW_qᵀW_kXᵀ‖² of every head. Both summed over everything.
+        """
+        return ()
 
     def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
         """Component → what it adds to the loss, its strength included."""

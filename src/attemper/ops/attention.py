@@ -7,7 +7,7 @@ into the table of `choice.py` above everything that it beats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -96,6 +96,19 @@ def attend(call: Call, impl: str) -> Tensor:
     """Serve a call that was checked before."""
     out: Tensor = choose(call, impl).attention(call)
     return out
+
+
+def attend_and_square(
+    call: Call, impl: str, bias: Tensor | None, wanted: Collection[str]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`attend`, and those of the wanted squares of the projections that come along with it for next to nothing.
+
+    bias: of the projection that gave call.packed. wanted: "v", ‖V − b_v‖², or "qk", ‖(Q − b_q)(K − b_k)ᵀ‖², or both.
+    """
+    chosen = choose(call, impl)
+    if chosen is triton_attention and (names := triton_attention.squares(call, wanted)):
+        return triton_attention.attention_and_squares(call, bias, names)
+    return chosen.attention(call), {}
 
 
 def choose(call: Call, impl: str) -> ModuleType:

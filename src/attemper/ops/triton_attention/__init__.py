@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +23,13 @@ from attemper.ops.stream import Stream, live_threshold
 from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rules
 from attemper.ops.triton_attention.library import fused_attention, transformed
 from attemper.ops.triton_attention.packed import either
+from attemper.ops.triton_attention.penalised import with_squares
 from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
+from attemper.ops.triton_penalties.library import widest
 
-__all__ = ["attention", "plain", "refuse", "takes"]
+__all__ = ["attention", "attention_and_squares", "plain", "refuse", "squares", "takes"]
 
+SQUARES = ("v", "qk")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (8, 128)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -89,6 +94,36 @@ def attention(call: Call) -> Tensor:
 
     Under autocast it computes in autocast's dtype, as torch's own kernels do.
     """
+    q, k, v, others, outside = _prepared(call)
+    if call.packed is None or transformed():
+        out = fused_attention(q, k, v, *others)
+    else:
+        out = either(call.packed, q, k, v, *others)
+    return perturbed_heads(out, outside)
+
+
+def squares(call: Call, wanted: Collection[str]) -> tuple[str, ...]:
+    """Those of the wanted squares that `attention_and_squares` can take for a call."""
+    if call.packed is None or transformed():
+        return ()
+    logits = call.q.shape[-1] <= widest(call.q.dtype) and call.q.dtype != torch.float16  # which ends at 65504
+    return tuple(name for name in SQUARES if name in wanted and (name == "v" or logits))
+
+
+def attention_and_squares(call: Call, bias: Tensor | None, wanted: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    """`attention`, and squares of the projection that gave Q, K and V, whose gradients then cost next to nothing.
+
+    call.packed: (B, N, 3 · H · e), what the projection gave; bias: its bias, which squares leave out.
+    wanted: of `squares`. "v": ‖V − b_v‖²; "qk": ‖(Q − b_q)(K − b_k)ᵀ‖², summed over heads and samples.
+    """
+    assert call.packed is not None
+    q, k, v, others, outside = _prepared(call)
+    out, taken = with_squares(call.packed, bias, q, k, v, "v" in wanted, "qk" in wanted, *others)
+    return perturbed_heads(out, outside), dict(zip(wanted, taken.unbind(), strict=True))
+
+
+def _prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], list[tuple[Perturbation, Stream]]]:
+    """Q, K and V as kernels take them, their other arguments, and the methods that act outside."""
     seed = call.seed
     if seed is None and len(call.methods) > 0:
         seed = draw_seed(call.q)
@@ -112,12 +147,7 @@ def attention(call: Call) -> Tensor:
                 *(q.detach(), k.detach(), mask, tops, table, hard),
                 *(call.scale, call.is_causal, largest.count, fill == "neg_inf"),
             )
-    others = (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill)
-    if call.packed is None or transformed():
-        out = fused_attention(q, k, v, *others)
-    else:
-        out = either(call.packed, q, k, v, *others)
-    return perturbed_heads(out, outside)
+    return q, k, v, (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill), outside
 
 
 def takes(call: Call) -> bool:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["DEVICES", "FLAG_ROWS", "LOG2E", "mask_arguments", "on_device", "precision", "tops_arguments", "unit_stride"]
+__all__ = [
+    "DEVICES",
+    "FLAG_ROWS",
+    "LOG2E",
+    "Pulls",
+    "mask_arguments",
+    "on_device",
+    "precision",
+    "pull_arguments",
+    "tops_arguments",
+    "unit_stride",
+]
 
 FLAG_ROWS = 16
 LOG2E = math.log2(math.e)
@@ -46,6 +58,34 @@ def mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, .
 def tops_arguments(tops: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The row tops of an additive mask as kernels take them: elements and three strides."""
     return (q, (0, 0, 0)) if tops is None else (tops, _broadcast_strides(tops))
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """What penalties add to the gradients of Q, K and V, where they have the same heads (see `pulls.py`).
+
+    factors: float32, one for each penalty, that on V first.
+    bias: (3 · H · e), of Q, K and V; None: they have none.
+    grams: (B, H, 2, e, e), KᵀK and QᵀQ of every head without biases, in the dtype of Q; None: logits have no penalty.
+    shifts: (B, 2 · H · e) float32, b_q·KᵀK and b_k·QᵀQ; read where there are Gram matrices and a bias.
+    values: whether V has one.
+    """
+
+    factors: Tensor
+    bias: Tensor | None
+    grams: Tensor | None
+    shifts: Tensor
+    values: bool
+
+
+def pull_arguments(pulls: Pulls | None, like: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Pulls as kernels take them: four tensors, and constants. like: a tensor to point at where there are none."""
+    if pulls is None:
+        return (like, like, like, like), {"PULLS": "none", "BIAS": False}
+    logits = pulls.grams is not None
+    kind = "both" if logits and pulls.values else "logits" if logits else "values"
+    bias, grams = (like if t is None else t for t in (pulls.bias, pulls.grams))
+    return (pulls.factors, bias, grams, pulls.shifts), {"PULLS": kind, "BIAS": pulls.bias is not None}
 
 
 def precision() -> str:

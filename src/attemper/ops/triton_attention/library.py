@@ -17,9 +17,11 @@ from attemper.ops.triton_attention.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
+    Pulls,
     mask_arguments,
     on_device,
     precision,
+    pull_arguments,
     tops_arguments,
     unit_stride,
 )
@@ -140,9 +142,12 @@ def _backward(
 def backward_into(
     grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
     flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
-    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *, pulls: Pulls | None = None,
 ) -> None:  # fmt: skip
-    """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side."""
+    """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side.
+
+    pulls: what penalties add to them.
+    """
     from attemper.ops.triton_attention.backward import backward_kernel, delta_kernel
     from attemper.ops.triton_attention.repair import spared_kernel
     from attemper.ops.triton_attention.whole import whole_kernel
@@ -166,14 +171,16 @@ def backward_into(
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
+    pulling, pull_constants = pull_arguments(pulls, stats)
     small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None) if static and group == 1 else None
     if small is not None:
         with on_device(q):
             whole_kernel[(batch * heads,)](
-                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known,
+                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known, *pulling,
                 *read, *out.stride()[:3], *dq.stride()[:3], *keyed, heads, scale, scale * LOG2E,
-                **constants, NQ=nq, NK=nk, DROP=table is not None, BM=small.m, TAIL_M=small.tail_m, BN=small.n,
-                TAIL_N=small.tail_n, num_warps=small.warps, num_stages=1, maxnreg=small.registers,
+                **constants, **pull_constants, NQ=nq, NK=nk, DROP=table is not None,
+                BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
+                num_warps=small.warps, num_stages=1, maxnreg=small.registers,
             )  # fmt: skip
         return
     plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
@@ -186,8 +193,9 @@ def backward_into(
             EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
         )  # fmt: skip
         backward_kernel[(batch * k.shape[1] * tiles,)](
-            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *read, *dq.stride()[:3], *keyed, *sizes,
-            **constants, NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
+            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *pulling,
+            *read, *dq.stride()[:3], *keyed, *sizes, **constants, **pull_constants,
+            NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m,
             KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),
             QUERY_M=plan.query_m, QUERY_N=plan.query_n,

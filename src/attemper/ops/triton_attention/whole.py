@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from attemper.ops.triton_attention.backward import score_gradients
+from attemper.ops.triton_attention.pulls import pulled_by_logits, pulled_by_values, pulls_of
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -110,12 +111,14 @@ def add_spared(
 @triton.jit
 def whole_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr,
-    cuts_ptr, tops_ptr, mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
+    cuts_ptr, tops_ptr, mask_ptr, factors_ptr, bias_ptr, grams_ptr, shifts_ptr,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
     out_b, out_h, out_n, dq_b, dq_h, dq_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
     tops_b, tops_h, tops_q, heads, scale, scale_log2,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, TAIL_M: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    PULLS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × head. BM queries and BN keys are a tile, TAIL_M and TAIL_N what is left; 0: nothing is."""
     head = tl.program_id(0)
@@ -131,6 +134,7 @@ def whole_kernel(
     dv_ptr += b * dv_b + h * dv_h
     mask_ptr += b * mask_b + h * mask_h
     tops_ptr += b * tops_b + h * tops_h
+    pulls = pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
     groups = groups_of(NQ)
     flags_ptr += head.to(tl.int64) * groups
     at = head.to(tl.int64) * groups * FLAG_ROWS
@@ -172,7 +176,9 @@ def whole_kernel(
             limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
             True, edge_n, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-    store_tile(dk_ptr, dk * scale, keys, dk_n, NK, E, BE, edge_n)
+    dk = pulled_by_logits(dk * scale, column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
+    dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
+    store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, edge_n)
     store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, edge_n)
     if TAIL_N > 0:
         last_column = load_keys(
@@ -189,11 +195,16 @@ def whole_kernel(
                 True, True, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         keys = BN + tl.arange(0, TAIL_N)
-        store_tile(dk_ptr, dk * scale, keys, dk_n, NK, E, BE, True)
+        dk = pulled_by_logits(dk * scale, last_column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
+        dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
+        store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, True)
         store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, True)
-    store_tile(dq_ptr, dq * scale, queries, dq_n, NQ, E, BE, edge_m)
+    dq = pulled_by_logits(dq * scale, row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
+    store_tile(dq_ptr, dq, queries, dq_n, NQ, E, BE, edge_m)
     if TAIL_M > 0:
-        store_tile(dq_ptr, last_dq * scale, BM + tl.arange(0, TAIL_M), dq_n, NQ, E, BE, True)
+        queries = BM + tl.arange(0, TAIL_M)
+        last_dq = pulled_by_logits(last_dq * scale, last_row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
+        store_tile(dq_ptr, last_dq, queries, dq_n, NQ, E, BE, True)
     if DROP:
         for group in range(groups):
             if tl.load(flags_ptr + group) > 0:

@@ -60,6 +60,62 @@ def forward_kernel(
 
 
 @triton.jit
+def grams_kernel(
+    q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, out_ptr, grams_ptr, sums_ptr, shifts_ptr, x_b, x_n, heads, n,
+    BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What `forward_kernel` gives, and what backward would need of it: see `library.squares_and_grams`.
+
+    Q and K lie side by side. Grid: sample × head, heads fastest.
+    """
+    pid = tl.program_id(0)
+    b = (pid // heads).to(tl.int64)
+    h = pid % heads
+    columns = tl.arange(0, BE)
+    of_q, sum_q = gram_and_sum(q_ptr + b * x_b + h * E, x_n, n, columns, E, BE, BN, PRECISION)
+    of_k, sum_k = gram_and_sum(k_ptr + b * x_b + h * E, x_n, n, columns, E, BE, BN, PRECISION)
+    q_bias = load_bias(q_bias_ptr, h, columns, BIAS, E)
+    k_bias = load_bias(k_bias_ptr, h, columns, BIAS, E)
+    if BIAS:
+        of_q, sum_q = biased_away(of_q, sum_q, q_bias, n)
+        of_k, sum_k = biased_away(of_k, sum_k, k_bias, n)
+    tl.store(out_ptr + pid, tl.sum(of_q * of_k))
+    at = grams_ptr + pid.to(tl.int64) * 2 * E * E + columns[:, None] * E + columns[None, :]
+    inside = (columns < E)[:, None] & (columns < E)[None, :]
+    tl.store(at, of_k.to(at.dtype.element_ty), mask=inside)
+    tl.store(at + E * E, of_q.to(at.dtype.element_ty), mask=inside)
+    first = (2 * b * heads + h) * E + columns
+    second = first + heads * E
+    tl.store(sums_ptr + first, tl.sum(of_k * sum_q[:, None], 0), mask=columns < E)
+    tl.store(sums_ptr + second, tl.sum(of_q * sum_k[:, None], 0), mask=columns < E)
+    if BIAS:
+        tl.store(shifts_ptr + first, tl.sum(of_k * q_bias[:, None], 0), mask=columns < E)
+        tl.store(shifts_ptr + second, tl.sum(of_q * k_bias[:, None], 0), mask=columns < E)
+
+
+@triton.jit
+def gram_and_sum(
+    x_ptr, x_n, n, columns, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """XᵀX of one head, bias and all, and the sum of its tokens."""
+    gram = tl.zeros((BE, BE), tl.float32)
+    total = tl.zeros((BE, 16), tl.float32)  # a product with ones: tiles need not pass through registers
+    ones = tl.full((BN, 16), 1.0, x_ptr.dtype.element_ty)
+    for first in tl.range(0, n, BN):
+        x = load_tokens(x_ptr, x_n, first, n, columns, 0, False, E, BN)
+        gram = tl.dot(tl.trans(x), x, gram, input_precision=PRECISION)
+        total = tl.dot(tl.trans(x), ones, total, input_precision=PRECISION)
+    return gram, tl.sum(total, 1) / 16
+
+
+@triton.jit
+def biased_away(gram, total, bias, n):
+    """XᵀX and the sum of tokens of X − b, from those of X, in float32."""
+    cross = total[:, None] * bias[None, :] + bias[:, None] * total[None, :]
+    return gram - cross + n * bias[:, None] * bias[None, :], total - n * bias
+
+
+@triton.jit
 def gradient_of(
     x_ptr, x_bias_ptr, o_ptr, o_bias_ptr, dx_ptr, sums_ptr, x_n, o_n, dx_n, scale, h, nx, no,
     X_BIAS: tl.constexpr, O_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
@@ -124,24 +180,26 @@ def backward_kernel(
 @triton.jit
 def square_kernel(
     x_ptr, bias_ptr, sums_ptr, squares_ptr, x_n, rows, cols,
-    PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BIAS: tl.constexpr, PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the columns of X − b and of their squares, over PER rows. Grid: rows × columns, in blocks."""
+    """The sums of the columns of X − b over PER rows, and of all their squares. Grid: rows × columns, in blocks."""
     block = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = columns < cols
-    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     sums = tl.zeros((BM, BN), tl.float32)
     squares = tl.zeros((BM, BN), tl.float32)
     for first in tl.range(0, PER, BM):
         at = block * PER + first + tl.arange(0, BM)
         there = (at < rows)[:, None] & inside[None, :]
         x = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there, other=0.0).to(tl.float32)
-        x = tl.where(there, x - bias[None, :], 0.0)
+        if BIAS:
+            x = tl.where(there, x - bias[None, :], 0.0)
         sums += x
         squares += x * x
     tl.store(sums_ptr + block * cols + columns, tl.sum(sums, 0), mask=inside)
-    tl.store(squares_ptr + block * cols + columns, tl.sum(squares, 0), mask=inside)
+    tl.store(squares_ptr + block * tl.num_programs(1) + tl.program_id(1), tl.sum(squares))
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import Tensor
 from attemper.ops.triton_attention.launch import DEVICES, on_device, precision
 from attemper.ops.triton_attention.plan import padded
 
-__all__ = ["logit_squares", "widest"]
+__all__ = ["logit_squares", "squares_and_grams", "widest"]
 
 torch.library.define(
     "attemper::logit_squares", "(Tensor q, Tensor k, Tensor? q_bias, Tensor? k_bias, SymInt heads) -> Tensor"
@@ -67,6 +67,32 @@ def _forward(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None,
                 **_tiles(e, q.dtype),
             )  # fmt: skip
     return out
+
+
+def squares_and_grams(qkv: Tensor, bias: Tensor | None, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For the Q and K of one projection: their `logit_squares`, and what their gradients need, of Q − b_q and K − b_k.
+
+    qkv: (B, N, 3 · H · e), each token's elements side by side; bias: (3 · H · e,), None: there is none.
+    Gives (B, H) squares; (B, H, 2, e, e) KᵀK and QᵀQ in the dtype of qkv; (B, 2 · H · e) Σ Q·KᵀK and Σ K·QᵀQ over
+    tokens; and in the same way, where there is a bias, b_q·KᵀK and b_k·QᵀQ.
+    """
+    from attemper.ops.triton_penalties.kernels import grams_kernel
+
+    batch, tokens, width = qkv.shape
+    third = width // 3
+    e = third // heads
+    squares = qkv.new_empty((batch, heads), dtype=torch.float32)
+    grams = qkv.new_empty((batch, heads, 2, e, e))
+    sums = qkv.new_empty((batch, 2 * third), dtype=torch.float32)
+    shifts = qkv.new_empty((batch, 0 if bias is None else 2 * third), dtype=torch.float32)
+    q_bias, k_bias, _ = (qkv, qkv, qkv) if bias is None else bias.contiguous().chunk(3)
+    if squares.numel():
+        with on_device(qkv):
+            grams_kernel[(squares.numel(),)](
+                qkv, qkv[..., third:], q_bias, k_bias, squares, grams, sums, shifts, *qkv.stride()[:2], heads, tokens,
+                BIAS=bias is not None, E=e, BE=padded(e), PRECISION=precision(), **_tiles(e, qkv.dtype),
+            )  # fmt: skip
+    return squares, grams, sums, shifts
 
 
 def _forward_fake(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None, heads: int) -> Tensor:

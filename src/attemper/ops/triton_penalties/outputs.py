@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attemper.ops.triton_attention.launch import DEVICES, on_device
 
-__all__ = ["output_square"]
+__all__ = ["output_square", "square_and_sums"]
 
-ROWS = 512  # that one program sums
-TILE = {"BM": 16, "BN": 128}
+ROWS = 128  # that one program sums
+TILE = {"BM": 32, "BN": 128}
 
 torch.library.define("attemper::output_square", "(Tensor out, Tensor bias) -> (Tensor, Tensor)")
 torch.library.define("attemper::scaled_difference", "(Tensor out, Tensor bias, Tensor scale) -> Tensor")
@@ -33,18 +33,21 @@ def _as_rows(out: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _square(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def square_and_sums(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """‖out − b‖² and the sums of the columns of out − b, in float32: out (B, N, …), bias (…)."""
     from attemper.ops.triton_penalties.kernels import square_kernel
 
     x = _as_rows(out)
     rows, cols = x.shape
-    blocks = -(-rows // ROWS)
-    sums, squares = x.new_empty((2, blocks, cols), dtype=torch.float32).unbind()
+    blocks, across = -(-rows // ROWS), -(-cols // TILE["BN"])
+    sums = x.new_empty((blocks, cols), dtype=torch.float32)
+    squares = x.new_empty((blocks, across), dtype=torch.float32)
     with on_device(x):
-        square_kernel[(blocks, -(-cols // TILE["BN"]))](
-            x, bias.contiguous(), sums, squares, x.stride(0), rows, cols, PER=ROWS, **TILE, num_warps=4
-        )
-    return squares.sum(), sums.sum(0).view(bias.shape)
+        square_kernel[(blocks, across)](
+            x, x if bias is None else bias.contiguous(), sums, squares, x.stride(0), rows, cols,
+            BIAS=bias is not None, PER=ROWS, **TILE, num_warps=4,
+        )  # fmt: skip
+    return squares.sum(), sums.sum(0).view(out.shape[2:])
 
 
 def _square_fake(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +84,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor
 
 
 for _device in DEVICES:
-    torch.library.impl("attemper::output_square", _device, _square)
+    torch.library.impl("attemper::output_square", _device, square_and_sums)
     torch.library.impl("attemper::scaled_difference", _device, _difference)
 torch.library.register_fake("attemper::output_square", _square_fake)
 torch.library.register_fake("attemper::scaled_difference", _difference_fake)
