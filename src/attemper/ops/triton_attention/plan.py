@@ -88,13 +88,26 @@ class CutsPlan:
 
 @dataclass(frozen=True)
 class MaximaPlan:
-    """m queries × n keys per tile, and how many of the largest logits every column of a tile keeps (`maxima.py`)."""
+    """m queries × n keys per tile; where fewer queries are left over, up to `wide` keys (`maxima.py`)."""
 
     m: int
     n: int
-    depth: int
     warps: int
     stages: int
+    wide: int
+
+    def tile(self, queries: int, nk: int, static: bool) -> dict[str, int]:
+        """Sizes of the kernel's tiles with so many queries: keys, those of the last tile of a row, threads to a row.
+
+        >>> MaximaPlan(64, 64, 4, 2, wide=256).tile(64, 197, True)
+        {'BN': 64, 'REST_N': 16, 'LISTS': 4}
+        >>> MaximaPlan(64, 64, 4, 2, wide=256).tile(16, 197, True)
+        {'BN': 256, 'REST_N': 256, 'LISTS': 16}
+        """
+        n = max(self.n, min(self.n * self.m // queries, self.wide)) if static else self.n
+        # A matrix product gives a warp 16 rows, and 4 of its threads share one. Spare warps share them, too.
+        lists = 4 * max(1, 16 * self.warps // queries)
+        return {"BN": n, "REST_N": max(2 * lists, tail(nk, n, static)), "LISTS": lists}
 
 
 def padded(width: int) -> int:
@@ -197,13 +210,13 @@ def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan
 
 
 def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> MaximaPlan | None:
-    """Tiles of the quick kernel; None where so many are asked for that some column would often hold too many."""
+    """Tiles of the quick kernel; None where so many are asked for that its lists would not fit into registers."""
     if largest > FEW:
         return None
-    if dtype == torch.float32 or width > 64:
-        return MaximaPlan(32, 32, 4, 4, 2)
-    if nk <= 96:
-        return MaximaPlan(64, 32, 3, 4, 2)
+    if dtype == torch.float32:
+        return MaximaPlan(32, 32, 4, 2, wide=32)
+    if width > 64:
+        return MaximaPlan(64, 64, 4, 2, wide=64)
     if nk <= WHOLE_KEYS:
-        return MaximaPlan(64, 32, 4, 4, 2)
-    return MaximaPlan(64, 32, 4, 4, 3)
+        return MaximaPlan(64, 64, 4, 2, wide=padded(nk))
+    return MaximaPlan(64, 64, 4, 3, wide=64)

@@ -129,10 +129,12 @@ def _row_cuts(
     static = is_static(nq, nk)
     with on_device(q):
         if fast is not None:
+            tail_m = tail(nq, fast.m, static)
             maxima_kernel[(batch * heads * tiles,)](
-                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m,
-                TAIL_M=tail(nq, fast.m, static), BN=fast.n,
-                DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
+                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0,
+                BM=fast.m, **fast.tile(fast.m, nk, static),
+                TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, static).items()},
+                num_warps=fast.warps, num_stages=fast.stages,
             )  # fmt: skip
         # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
         span = SPAN if fast is not None and plan.way == "whole" else 0
