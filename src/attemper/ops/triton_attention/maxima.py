@@ -11,7 +11,8 @@ row. Only where the k-th and the next are equal, or were drawn together, more mu
 to `largest.cuts_kernel`, with the smallest that was drawn of each row: the k + 1 largest are not smaller.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code=assignment
+# ruff: noqa: RUF005  (Triton joins tuples, but takes none apart)
 from __future__ import annotations
 
 import triton
@@ -150,11 +151,11 @@ def maxima_tile(
     # A factor above 0 changes no order, so the k + 1 largest are found first, and become logits then.
     factor = 1.0 if MASK != "bias" else scale
     lists = no_entries(tl.full((BM, LISTS), -float("inf"), tl.float32), DEPTH, BN // LISTS)
-    whole = end // BN * BN
+    whole = (tl.minimum(first_row, nk) if CAUSAL else nk) // BN * BN  # keys of these tiles are no row's future
     for start in tl.range(0, whole, BN):
         x = allowed_logits(
             start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
-            factor, E, BE, BN, False, DROP, CAUSAL, MASK, PRECISION,
+            factor, E, BE, BN, False, DROP, False, MASK, PRECISION,
         )  # fmt: skip
         lists = play(x, lists, LISTS, False, DEPTH, BN // LISTS)
     for start in tl.range(whole, end, REST_N, num_stages=1):
@@ -187,6 +188,7 @@ def maxima_kernel(
     """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
     if NQ > 0:
         nq = NQ
+    if NK > 0:
         nk = NK
     tiles = (nq + BM - 1) // BM
     pid = tl.program_id(0)
