@@ -30,6 +30,7 @@ TESTS = Path(__file__).parent
         "triton_hardmask_cases.py",
         "triton_keys_cases.py",
         "triton_mask_cases.py",
+        "triton_maxima_cases.py",
         "triton_packed_cases.py",
         "triton_penalised_cases.py",
         "triton_penalty_cases.py",

@@ -1,12 +1,18 @@
-"""Where the k largest logits of every row begin, for a small k: one look at every logit, seven instructions each.
+"""Where the k largest logits of every row begin, for a small k: one look at every logit, about six instructions each.
 
-Keys are swept in tiles, and every column of the tile keeps the DEPTH largest logits that it met, row by row. The k + 1
-largest of a row are then drawn from these. That is exact unless one column held more of them than it has room for, or
-some are equal. Both can be seen. A tile of rows in which it happened is left to `largest.cuts_kernel`, with the
-smallest that was drawn of each row: the k + 1 largest are not smaller.
+Keys are swept in tiles, of which a thread holds many columns of a row. Of these it plays a tournament: two and two they
+are compared, then the winners among themselves and the losers among themselves, and so on. Every end of it keeps a
+sorted list of the largest that came there, row by row. A logit that lost c times has 2^c − 1 others above it that no
+other logit of its list has. So of the k + 1 largest of the row at most (k + 1) / 2^c are in that list, and it need not
+be longer: nothing is missed, wherever the largest stand.
+
+In the end the lists of a thread become one, and the k + 1 largest are drawn from those of all threads that share the
+row. Only where the k-th and the next are equal, or were drawn together, more must be known. Such a tile of rows is left
+to `largest.cuts_kernel`, with the smallest that was drawn of each row: the k + 1 largest are not smaller.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code=assignment
+# ruff: noqa: RUF005  (Triton joins tuples, but takes none apart)
 from __future__ import annotations
 
 import triton
@@ -18,49 +24,107 @@ from attemper.ops.triton_words import row_words
 
 
 @triton.jit
-def push(x, first, second, third, fourth, DEPTH: tl.constexpr):
-    """Put x into sorted lists of DEPTH entries, element by element; what is smallest falls out."""
-    rest = tl.minimum(first, x)
-    first = tl.maximum(first, x)
-    if DEPTH > 1:
-        x = rest
-        rest = tl.minimum(second, x)
-        second = tl.maximum(second, x)
-    if DEPTH > 2:
-        x = rest
-        rest = tl.minimum(third, x)
-        third = tl.maximum(third, x)
-    if DEPTH > 3:
-        fourth = tl.maximum(fourth, rest)
-    return first, second, third, fourth
+def insert(x, entries, START: tl.constexpr, DEPTH: tl.constexpr):
+    """The DEPTH sorted entries with x among them, element by element; what is smallest falls out.
+
+    x is known to be no larger than the first START entries.
+    """
+    kept = ()
+    for i in tl.static_range(DEPTH):
+        if i < START:
+            kept = kept + (entries[i],)
+        else:
+            kept = kept + (tl.maximum(entries[i], x),)
+            x = tl.minimum(entries[i], x)
+    return kept
 
 
 @triton.jit
-def pop(first, second, third, fourth, drawn, DEPTH: tl.constexpr):
-    """The largest entry of every row, which leaves its list, and the lists; `drawn` counts what left each of them."""
-    top = tl.max(first, 1)
-    hit = first == top[:, None]
-    drawn += hit.to(tl.int32)
-    first = tl.where(hit, second if DEPTH > 1 else -float("inf"), first)
-    if DEPTH > 1:
-        second = tl.where(hit, third if DEPTH > 2 else -float("inf"), second)
-    if DEPTH > 2:
-        third = tl.where(hit, fourth if DEPTH > 3 else -float("inf"), third)
-    if DEPTH > 3:
-        fourth = tl.where(hit, -float("inf"), fourth)
-    return top, first, second, third, fourth, drawn
+def halves(x, LAST: tl.constexpr):
+    """Two tensors of half the columns: the even and the odd ones, or (LAST) the first and the second half.
+
+    In tiles that a matrix product leaves behind, a thread owns two neighbours, and the same again further on.
+    """
+    if LAST:
+        return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+    return tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
+
+
+@triton.jit
+def no_entries(x, DEPTH: tl.constexpr, PLAYERS: tl.constexpr):
+    """Empty lists of every end of a tournament: two trees, of winners and of losers, or the entries of one list."""
+    if PLAYERS == 1:
+        entries = ()
+        for _ in tl.static_range(DEPTH):
+            entries = entries + (x,)
+    else:
+        entries = (no_entries(x, DEPTH, PLAYERS // 2), no_entries(x, DEPTH // 2, PLAYERS // 2))
+    return entries
+
+
+@triton.jit
+def play(x, lists, LISTS: tl.constexpr, LAST: tl.constexpr, DEPTH: tl.constexpr, PLAYERS: tl.constexpr):
+    """The lists after a tournament among the columns of x, until LISTS columns are left at every end."""
+    if DEPTH == 0:
+        kept = lists
+    elif PLAYERS == 1:
+        kept = insert(x, lists, 0, DEPTH)
+    elif x.shape[1] == LISTS:  # a narrow tile: the rounds that are left are won without an opponent
+        kept = (play(x, lists[0], LISTS, LAST, DEPTH, PLAYERS // 2), lists[1])
+    else:
+        a, b = halves(x, LAST)
+        winners = play(tl.maximum(a, b), lists[0], LISTS, True, DEPTH, PLAYERS // 2)
+        losers = play(tl.minimum(a, b), lists[1], LISTS, True, DEPTH // 2, PLAYERS // 2)
+        kept = (winners, losers)
+    return kept
+
+
+@triton.jit
+def gather(lists, best, LOSSES: tl.constexpr, MOST: tl.constexpr, DEPTH: tl.constexpr, PLAYERS: tl.constexpr):
+    """The MOST best entries of all lists, sorted; `best` are those of the lists of fewer losses, which are there."""
+    if PLAYERS > 1:
+        best = gather(lists[0], best, LOSSES, MOST, DEPTH, PLAYERS // 2)
+        best = gather(lists[1], best, LOSSES + 1, MOST, DEPTH // 2, PLAYERS // 2)
+    elif LOSSES == 0:
+        best = lists
+    else:
+        for i in tl.static_range(DEPTH):
+            best = insert(lists[i], best, ((i + 1) << LOSSES) - 1, MOST)
+    return best
+
+
+@triton.jit
+def draw(best, DEPTH: tl.constexpr):
+    """Of the DEPTH largest of every row: the last but one, the last, and whether equal ones were drawn as one."""
+    below = tl.max(best[0], 1)
+    value = below
+    drawn = tl.zeros(best[0].shape, tl.int32)
+    wanted = tl.zeros(below.shape, tl.int32)
+    for i in tl.static_range(1, DEPTH):
+        exists = below > -float("inf")
+        hit = (best[0] == below[:, None]) & exists[:, None]
+        drawn += hit.to(tl.int32)
+        wanted += exists.to(tl.int32)
+        rest = ()
+        for j in tl.static_range(DEPTH - i):
+            rest = rest + (tl.where(hit, best[j + 1], best[j]),)
+        best = rest
+        value = below
+        below = tl.max(best[0], 1)
+    return value, below, tl.sum(drawn, 1) != wanted
 
 
 @triton.jit
 def maxima_tile(
     first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q, mask_ptr,
     mask_q, mask_k, nq, nk, scale, k_largest,
-    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, DEPTH: tl.constexpr, SPARE: tl.constexpr,
-    DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
+    DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Everything of one query tile. The pointers stand at the tile's sample and head, `unsure_ptr` at its flag."""
     queries = first_row + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
+    q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
@@ -73,51 +137,40 @@ def maxima_tile(
     spared = queries * 0
     none = queries < 0
     if SPARE or DROP:
+        counted = end
+        if MASK == "none" and not DROP:
+            fewest = tl.minimum(nk, first_row + 1) if CAUSAL else nk
+            counted = 0 if fewest > k_largest else end  # no row has so few keys that all of them are among the largest
         spared, found, kept = census(
-            end, rule, words, limit, hard_words, tl.load(hard_ptr + nk + 1), queries, nq, nk, table_ptr, hard_ptr,
+            counted, rule, words, limit, hard_words, tl.load(hard_ptr + nk + 1), queries, nq, nk, table_ptr, hard_ptr,
             mask_ptr, mask_q, mask_k, BN, BM, DROP, CAUSAL, MASK,
         )  # fmt: skip
         if SPARE:
-            none = (found <= k_largest) & (kept == 0)
+            none = (found <= k_largest) & (kept == 0) & (counted > 0)
 
-    first = tl.full((BM, BN), -float("inf"), tl.float32)
-    second = first
-    third = first
-    fourth = first
-    whole = end // BN * BN
+    # A factor above 0 changes no order, so the k + 1 largest are found first, and become logits then.
+    factor = 1.0 if MASK != "bias" else scale
+    lists = no_entries(tl.full((BM, LISTS), -float("inf"), tl.float32), DEPTH, BN // LISTS)
+    whole = (tl.minimum(first_row, nk) if CAUSAL else nk) // BN * BN  # keys of these tiles are no row's future
     for start in tl.range(0, whole, BN):
         x = allowed_logits(
             start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
-            scale, E, BE, BN, False, DROP, CAUSAL, MASK, PRECISION,
+            factor, E, BE, BN, False, DROP, False, MASK, PRECISION,
         )  # fmt: skip
-        first, second, third, fourth = push(x, first, second, third, fourth, DEPTH)
-    if whole < end:
+        lists = play(x, lists, LISTS, False, DEPTH, BN // LISTS)
+    for start in tl.range(whole, end, REST_N, num_stages=1):
         x = allowed_logits(
-            whole, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
-            scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
+            start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
+            factor, E, BE, REST_N, True, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-        first, second, third, fourth = push(x, first, second, third, fourth, DEPTH)
-    if DEPTH == 1:
-        deepest = first
-    elif DEPTH == 2:
-        deepest = second
-    elif DEPTH == 3:
-        deepest = third
-    else:
-        deepest = fourth
-    hidden = tl.max(deepest, 1)  # a column whose last place is taken may have seen more
+        lists = play(x, lists, LISTS, False, DEPTH, BN // LISTS)
 
-    value = tl.full((BM,), float("inf"), tl.float32)
-    below = value
-    drawn = tl.zeros((BM, BN), tl.int32)
-    for _ in range(k_largest + 1):
-        value = below
-        below, first, second, third, fourth, drawn = pop(first, second, third, fourth, drawn, DEPTH)
-    lost = (hidden >= below) & (tl.cdiv(end, BN) > DEPTH)
-    equal = (tl.sum(drawn, 1) != k_largest + 1) | (value == below)
-    few = below == -float("inf")  # equal ones that are drawn together cannot be told from a short row
-    unsure = (lost | equal | few) & (queries < nq)
-    again = tl.max(unsure.to(tl.int32), 0)
+    value, below, together = draw(gather(lists, (), 0, DEPTH, DEPTH, BN // LISTS), DEPTH)
+    if MASK != "bias":
+        value = value * scale
+        below = tl.where(scale > 0, below * scale, -float("inf"))
+    unsure = together | ((value == below) & (value > -float("inf"))) | (scale <= 0)
+    again = tl.max((unsure & (queries < nq)).to(tl.int32), 0)
     tl.store(unsure_ptr, again)
     store_cuts(cuts_ptr, queries, nq, tl.where(again > 0, below, value), below, hard_words, none)
 
@@ -126,14 +179,16 @@ def maxima_tile(
 def maxima_kernel(
     q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
     q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest,
-    NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
-    BN: tl.constexpr, DEPTH: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    heads, group, nq, nk, scale, k_largest: tl.constexpr,
+    NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
+    TAIL_M: tl.constexpr, TAIL_BN: tl.constexpr, TAIL_REST_N: tl.constexpr, TAIL_LISTS: tl.constexpr,
+    SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
     if NQ > 0:
         nq = NQ
+    if NK > 0:
         nk = NK
     tiles = (nq + BM - 1) // BM
     pid = tl.program_id(0)
@@ -151,11 +206,11 @@ def maxima_kernel(
         maxima_tile(
             first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
             mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, BM, BN, DEPTH, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            E, BE, BM, BN, REST_N, LISTS, k_largest + 1, False, SPARE, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         maxima_tile(
             first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
             mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, TAIL_M, BN, DEPTH, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            E, BE, TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, k_largest + 1, True, SPARE, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

@@ -88,13 +88,28 @@ class CutsPlan:
 
 @dataclass(frozen=True)
 class MaximaPlan:
-    """m queries × n keys per tile, and how many of the largest logits every column of a tile keeps (`maxima.py`)."""
+    """m queries × n keys per tile; where fewer queries are left over, up to `wide` keys (`maxima.py`)."""
 
     m: int
     n: int
-    depth: int
     warps: int
     stages: int
+    wide: int
+
+    def tile(self, queries: int, nk: int, fitted: bool) -> dict[str, int]:
+        """Sizes of the kernel's tiles with so many queries: keys, keys of the last one, threads that share a row.
+
+        fitted: to rows of exactly nk keys.
+
+        >>> MaximaPlan(64, 64, 4, 2, wide=256).tile(64, 197, True)
+        {'BN': 64, 'REST_N': 16, 'LISTS': 4}
+        >>> MaximaPlan(64, 64, 4, 2, wide=256).tile(16, 197, True)
+        {'BN': 256, 'REST_N': 256, 'LISTS': 16}
+        """
+        n = max(self.n, min(self.n * self.m // queries, self.wide)) if fitted else self.n
+        # A matrix product gives a warp 16 rows, and 4 of its threads share one. Spare warps share them, too.
+        lists = 4 * max(1, 16 * self.warps // queries)
+        return {"BN": n, "REST_N": max(2 * lists, tail(nk, n, fitted)), "LISTS": lists}
 
 
 def padded(width: int) -> int:
@@ -196,14 +211,18 @@ def cuts_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> CutsPlan
     return CutsPlan(rows, 64, 4, 2, "slots", padded(largest + 1))
 
 
-def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype) -> MaximaPlan | None:
-    """Tiles of the quick kernel; None where so many are asked for that some column would often hold too many."""
+def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype, plain: bool) -> MaximaPlan | None:
+    """Tiles of the quick kernel; None where so many are asked for that its lists would not fit into registers.
+
+    plain: all keys are in reach. To find out who is takes registers, so that tiles are narrower then.
+    """
     if largest > FEW:
         return None
-    if dtype == torch.float32 or width > 64:
-        return MaximaPlan(32, 32, 4, 4, 2)
-    if nk <= 96:
-        return MaximaPlan(64, 32, 3, 4, 2)
+    if dtype == torch.float32:
+        return MaximaPlan(32, 32, 4, 2, wide=32)
+    n = 64 if plain else 32
+    if width > 64:
+        return MaximaPlan(64, n, 4, 2, wide=n)
     if nk <= WHOLE_KEYS:
-        return MaximaPlan(64, 32, 4, 4, 2)
-    return MaximaPlan(64, 32, 4, 4, 3)
+        return MaximaPlan(64, n, 4, 2, wide=padded(nk) if plain else n)
+    return MaximaPlan(64, n, 4, 3, wide=n)

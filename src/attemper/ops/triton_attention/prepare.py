@@ -19,7 +19,7 @@ from attemper.ops.triton_attention.launch import (
     tops_arguments,
     unit_stride,
 )
-from attemper.ops.triton_attention.plan import cuts_plan, is_static, maxima_plan, padded, tail
+from attemper.ops.triton_attention.plan import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
 
 __all__ = ["drop_table", "row_cuts", "row_tops"]
 
@@ -113,7 +113,7 @@ def _row_cuts(
         return cuts
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
-    fast = maxima_plan(nk, largest, padded(e), q.dtype)
+    fast = maxima_plan(nk, largest, padded(e), q.dtype, mask is None and table is None and not causal)
     plan = cuts_plan(nk, largest, padded(e), q.dtype)
     tiles = 1 if fast is None else -(-nq // fast.m)
     unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
@@ -129,10 +129,12 @@ def _row_cuts(
     static = is_static(nq, nk)
     with on_device(q):
         if fast is not None:
+            tail_m, fitted = tail(nq, fast.m, static), static and not causal
             maxima_kernel[(batch * heads * tiles,)](
-                *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=fast.m,
-                TAIL_M=tail(nq, fast.m, static), BN=fast.n,
-                DEPTH=fast.depth, num_warps=fast.warps, num_stages=fast.stages,
+                *arguments, **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
+                BM=fast.m, **fast.tile(fast.m, nk, fitted),
+                TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
+                num_warps=fast.warps, num_stages=fast.stages,
             )  # fmt: skip
         # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
         span = SPAN if fast is not None and plan.way == "whole" else 0
