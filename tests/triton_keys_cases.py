@@ -40,6 +40,7 @@ def padding(batch: int, tokens: int) -> Tensor:
         (Blur(2.0, w=3), (1, 1, 1, 16), False),
         (Blur(1.5, w=9), (2, 2, 70, 24), False),
         (Blur(3.0, w=5), (1, 2, 65, 32), True),
+        (Blur(1.0, w=3), (2, 1, 1031, 8), False),
         (Blur(1.0, grid="2d", size=(4, 5), prefix=1), (2, 2, 21, 16), False),
         (Blur(2.0, w=3, grid="2d", size=(7, 3)), (1, 3, 21, 8), False),
     ],

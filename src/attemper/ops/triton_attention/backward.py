@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attemper.ops.triton_attention.hits import fills_zero, hard_way, hit_logits, hit_weights, same_way, weights_of
 from attemper.ops.triton_attention.pulls import pulled_by_logits, pulled_by_values, pulls_of
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
@@ -22,7 +23,6 @@ from attemper.ops.triton_attention.tiles import (
     drop,
     expand_rule,
     groups_of,
-    hit_logits,
     load_rule,
     load_tile,
     load_words,
@@ -77,27 +77,19 @@ def score_gradients(
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     rule = expand_rule(rule, 0)
     logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    lse = lse.to(tl.float32, bitcast=True)
     if HARD != "none":
-        # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
-        hit = hit_logits(
-            logits, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
-            "neg_inf", not EDGE, MASK,
+        p = hit_weights(
+            logits, lse, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
+            HARD, not EDGE, MASK,
         )  # fmt: skip
-        p = tl.exp2(hit - lse)
-        weights = tl.where((hit == -float("inf")) & (logits > -float("inf")), tl.exp2(-lse), p)
     else:
-        p = tl.exp2(logits - lse)
+        p = tl.exp2(logits - lse.to(tl.float32, bitcast=True))
     p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, EDGE_N, CAUSAL, MASK)
     if DROP:
         p = drop(p, words, columns[:, None], limit, zero, not EDGE)
-    if HARD == "zero":  # it still has a weight
-        weights = restrict(
-            weights, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, EDGE_N, CAUSAL, MASK
-        )  # fmt: skip
-        if DROP:
-            weights = drop(weights, words, columns[:, None], limit, zero, not EDGE)
-        dv = add_product(dv, weights.to(dout.dtype), dout, PRECISION)
+    if fills_zero(HARD):
+        dv = add_product(dv, weights_of(p, dout), dout, PRECISION)
+        p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         dv = add_product(dv, p.to(dout.dtype), dout, PRECISION)
     dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
@@ -121,7 +113,7 @@ def key_step(
     if SPARED:
         words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE)
         lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE)
     if DROP:
         words = load_words(words_ptr, queries, nq, 1, EDGE)
     dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE)
@@ -204,9 +196,10 @@ def query_step(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     logits = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
     if HARD != "none":
-        logits = hit_logits(  # as in `key_step`
+        # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
+        logits = hit_logits(
             logits, rule, hard_columns[None, :], queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k,
-            "neg_inf", not EDGE, MASK,
+            same_way(HARD, "neg_inf"), not EDGE, MASK,
         )  # fmt: skip
         hard_columns = load_words(hard_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
     p = tl.exp2(logits - lse[:, None])
@@ -248,7 +241,7 @@ def query_tile(
         limits = queries
         zero = 0
     lse = lse.to(tl.float32, bitcast=True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE_M)
     rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
@@ -296,6 +289,7 @@ def backward_kernel(
         nk = NK
     if GROUP == 1:
         group = 1
+    hard: tl.constexpr = hard_way(HARD, NK)
     key_tiles = (nk + KEY_N - 1) // KEY_N
     query_tiles = (nq + QUERY_M - 1) // QUERY_M
     tiles = key_tiles + group * query_tiles
@@ -325,7 +319,7 @@ def backward_kernel(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
                 mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
-                False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
+                False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
                 PULLS, BIAS,
             )  # fmt: skip
         else:
@@ -333,7 +327,7 @@ def backward_kernel(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
                 mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
-                True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, HARD, CAUSAL, MASK, PRECISION,
+                True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
                 PULLS, BIAS,
             )  # fmt: skip
     else:
@@ -354,7 +348,7 @@ def backward_kernel(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
                 pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
                 nq, nk, scale, scale_log2, pulls,
-                False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
+                False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
                 PULLS, BIAS,
             )  # fmt: skip
         else:
@@ -362,6 +356,6 @@ def backward_kernel(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
                 pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
                 nq, nk, scale, scale_log2, pulls,
-                True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, HARD, CAUSAL, MASK, PRECISION,
+                True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
                 PULLS, BIAS,
             )  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attemper.ops.triton_attention.hits import hard_way, hit_logits
 from attemper.ops.triton_attention.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -22,7 +23,6 @@ from attemper.ops.triton_attention.tiles import (
     drop,
     expand_rule,
     groups_of,
-    hit_logits,
     load_bias,
     load_rule,
     load_tile,
@@ -158,7 +158,7 @@ def forward_tile(
         limit = 0
         zero = 0
         words = queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE_M)
     rule = expand_rule(rule, 1)
     end = tl.minimum(nk, first + BM) if CAUSAL else nk
     whole = end // BN * BN
@@ -262,6 +262,7 @@ def forward_kernel(
     if NQ > 0:
         nq = NQ
         nk = NK
+    hard: tl.constexpr = hard_way(HARD, NK)
     tiles = (nq + BM - 1) // BM
     pid = tl.program_id(0)
     head = pid // tiles
@@ -283,11 +284,11 @@ def forward_kernel(
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
             hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
-            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
+            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, hard, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
             hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
-            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, HARD, CAUSAL, MASK, PRECISION,
+            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, hard, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

@@ -103,12 +103,15 @@ def load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k):
 
 
 @triton.jit
-def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK: tl.constexpr, HARD: tl.constexpr):
+def load_rule(
+    queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr,
+    MASK: tl.constexpr, HARD: tl.constexpr, EDGE: tl.constexpr = True,
+):  # fmt: skip
     """What rows know about additive masks and hard masking, as a tuple that the functions below take apart.
 
     floor, shift, live: an additive mask leaves keys above `floor` in reach. Where it has pushed a whole row so far down
     that nothing is left of the content, the content counts 0 times (`live`), and `shift` brings the row back.
-    low, word, limit, zero: see `hit_logits`.
+    low, word, limit, zero: see `hits.py`.
     """
     floor = queries
     shift = queries
@@ -123,7 +126,7 @@ def load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK: tl.co
     limit = 0
     zero = 0
     if HARD != "none":
-        pairs = tl.load(cuts_ptr + queries, mask=queries < nq, other=INFINITY_BITS)
+        pairs = load_words(cuts_ptr, queries, nq, INFINITY_BITS, EDGE)
         low = pairs.to(tl.int32)
         word = (pairs >> 32).to(tl.int32)
         limit = tl.load(hard_ptr + nk + 1)
@@ -194,53 +197,3 @@ def drop(p, words, columns, limit, zero, LARGE: tl.constexpr):
         )  # fmt: skip
         return bits.to(tl.float32, bitcast=True)
     return tl.where(words * columns >= limit, p, 0.0)
-
-
-# What `hit_logits` does to four elements: multiply, compare twice, select; the word that is always zero as above.
-HIT_ASM = """{
-    .reg .pred k0, k1, k2, k3;
-    .reg .b32 z, t0, t1, t2, t3;
-    and.b32 z, $4, $20;
-    mad.lo.s32 t0, $8, $12, z;
-    mad.lo.s32 t1, $9, $13, z;
-    mad.lo.s32 t2, $10, $14, z;
-    mad.lo.s32 t3, $11, $15, z;
-    setp.lt.s32 k0, t0, $16;
-    setp.lt.s32 k1, t1, $17;
-    setp.lt.s32 k2, t2, $18;
-    setp.lt.s32 k3, t3, $19;
-    setp.gt.and.f32 k0, $4, $24, k0;
-    setp.gt.and.f32 k1, $5, $25, k1;
-    setp.gt.and.f32 k2, $6, $26, k2;
-    setp.gt.and.f32 k3, $7, $27, k3;
-    selp.b32 $0, FILL, $4, k0;
-    selp.b32 $1, FILL, $5, k1;
-    selp.b32 $2, FILL, $6, k2;
-    selp.b32 $3, FILL, $7, k3;
-}"""
-ZERO_ASM = tl.constexpr(HIT_ASM.replace("FILL", "0x00000000"))
-NEG_INF_ASM = tl.constexpr(HIT_ASM.replace("FILL", "0xFF800000"))
-HIT_CONSTRAINTS = tl.constexpr("=r,=r,=r,=r," + ",".join(["r"] * 24))
-
-
-@triton.jit
-def hit_logits(
-    logits, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-    FILL: tl.constexpr, LARGE: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """Logits after hard masking: 0 or −inf (by FILL) where one of the largest of its row, allowed, was not kept.
-
-    The largest lie above `low`, which is half-way from the least of them to the next smaller value. So a logit that
-    comes out a little different here is still taken for what it is.
-    """
-    if LARGE and MASK != "bias" and not INTERPRETED:
-        bits = tl.inline_asm_elementwise(
-            ZERO_ASM if FILL == "zero" else NEG_INF_ASM, HIT_CONSTRAINTS,
-            [logits.to(tl.int32, bitcast=True), rule[4], columns, rule[5], rule[6], rule[3]],
-            dtype=tl.int32, is_pure=True, pack=4,
-        )  # fmt: skip
-        return bits.to(tl.float32, bitcast=True)
-    hit = (logits > rule[3].to(tl.float32, bitcast=True)) & (rule[4] * columns < rule[5])
-    if MASK == "bias":
-        hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
-    return tl.where(hit, 0.0 if FILL == "zero" else -float("inf"), logits)

@@ -40,7 +40,7 @@ def load_queries(
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     lse = load_words(lse_ptr, queries, nq, INFINITY_BITS, EDGE)
     words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE) if DROP else queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
+    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE)
     return queries, q, dout, lse, delta, words, rule
 
 

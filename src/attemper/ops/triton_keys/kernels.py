@@ -1,6 +1,7 @@
 """The kernels behind `library.py`. Every program owns some tokens of one head and reads what it needs of the others."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code=assignment
 from __future__ import annotations
 
 import triton
@@ -10,6 +11,89 @@ from attemper.ops.triton_words import COLUMN_SALT, MIX_1, STEP, mix, row_words, 
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
 FAINT = tl.constexpr(1e-30)
+
+
+@triton.jit
+def width_of(seed_ptr, lane_step, sigma):
+    """How wide the Gaussian is that the stream draws."""
+    zero = tl.program_id(0) * 0
+    word = row_words(start_of(seed_ptr, lane_step), zero, zero).to(tl.uint32, bitcast=True)
+    return tl.maximum(word.to(tl.float32) * (2.0**-32) * sigma, NARROWEST)
+
+
+@triton.jit
+def inverse_of(norm):
+    """1 / the sum of weights, 0 where there are none."""
+    return tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
+
+
+@triton.jit
+def blur_line_kernel(
+    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
+    lane_step, sigma, runs, n,
+    N: tl.constexpr, H: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
+
+    TRANSPOSED: its gradient; x is then that of the means.
+    Every thread has a RUN of tokens of one head. They share most of their neighbours, which are read once for all.
+    Grid: blocks of BLOCK runs, counted through all heads, so that none is half empty but the last.
+    N: n where it is a compile-time constant, else 0. To divide by a number that is not known takes long.
+    """
+    if N > 0:
+        n = N
+    half: tl.constexpr = W // 2
+    before: tl.constexpr = 0 if CAUSAL and TRANSPOSED else half
+    behind: tl.constexpr = 0 if CAUSAL and not TRANSPOSED else half
+    sign: tl.constexpr = -1 if TRANSPOSED else 1
+    each = (n + RUN - 1) // RUN
+    run = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    head = run // each
+    first = tl.where(run < runs, (run % each) * RUN, n + half)  # so far out that no token is there
+    b = (head // H).to(tl.int64)
+    h = (head % H).to(tl.int64)
+    x_at = x_ptr + b * x_b + h * x_h + first * x_n
+    out_at = out_ptr + b * out_b + h * out_h + first * out_n
+    real_at = real_ptr + b * real_b + h * real_h + first * real_n
+    inverse_at = inverse_ptr + head.to(tl.int64) * n + first
+    columns = tl.arange(0, BE)
+    inside = columns[None, :] < E
+
+    values = ()
+    present = ()
+    shares = ()
+    for shift in tl.static_range(-before, RUN + behind):
+        there = (first + shift >= 0) & (first + shift < n)
+        if REAL and not TRANSPOSED:
+            there = there & (tl.load(real_at + shift * real_n, mask=there, other=0) != 0)
+        at = (x_at + shift * x_n)[:, None] + columns[None, :]
+        values += (tl.load(at, mask=there[:, None] & inside, other=0.0),)
+        present += (there,)
+        if TRANSPOSED:
+            shares += (tl.load(inverse_at + shift, mask=there, other=0.0),)
+    tl.debug_barrier()  # all of these are on their way before the first thing that has to wait, the seed
+    width = width_of(seed_ptr, lane_step, sigma)
+    for own in tl.static_range(RUN):
+        acc = tl.zeros((BLOCK, BE), tl.float32)
+        norm = tl.zeros((BLOCK,), tl.float32)
+        for offset in tl.static_range(-half, half + 1):
+            if not CAUSAL or offset <= 0:
+                tap = tl.exp(-0.5 * (offset * offset) / (width * width))
+                weight = tl.where(present[own + before + sign * offset], tap, 0.0)
+                if TRANSPOSED:
+                    weight = weight * shares[own + before + sign * offset]
+                acc += weight[:, None] * values[own + before + sign * offset].to(tl.float32)
+                norm += weight
+        there = first + own < n
+        if not TRANSPOSED:
+            inverse = inverse_of(norm)
+            acc = acc * inverse[:, None]
+            tl.store(inverse_at + own, inverse, mask=there)
+        elif REAL:
+            acc = tl.where(tl.load(real_at + own * real_n, mask=there, other=0)[:, None] != 0, acc, 0.0)
+        at = (out_at + own * out_n)[:, None] + columns[None, :]
+        tl.store(at, acc.to(at.dtype.element_ty), mask=there[:, None] & inside)
 
 
 @triton.jit
@@ -31,18 +115,15 @@ def add_neighbour(
 
 
 @triton.jit
-def blur_kernel(
+def blur_grid_kernel(
     x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
     lane_step, sigma, lines, heads, n, prefix, rows, cols,
-    N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr,
+    N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
+    """The same where tokens behind the prefix lie on an image row by row; what stands before them stays as it is.
 
-    TRANSPOSED: its gradient; x is then that of the means.
     Grid: blocks of BLOCK tokens, counted through all heads, so that none is half empty but the last.
-    GRID: tokens behind the prefix lie on an image row by row.
-    N: n where it is a compile-time constant, else 0. To divide by a number that is not known takes long.
     """
     if N > 0:
         n = N
@@ -59,49 +140,35 @@ def blur_kernel(
     columns = tl.arange(0, BE)
     inside = columns[None, :] < E
 
-    zero = tl.program_id(0) * 0
-    word = row_words(start_of(seed_ptr, lane_step), zero, zero).to(tl.uint32, bitcast=True)
-    width = tl.maximum(word.to(tl.float32) * (2.0**-32) * sigma, NARROWEST)
+    width = width_of(seed_ptr, lane_step, sigma)
     half: tl.constexpr = W // 2
     acc = tl.zeros((BLOCK, BE), tl.float32)
     norm = tl.zeros((BLOCK,), tl.float32)
-    if GRID:
-        place = tokens - prefix
-        on_grid = (place >= 0) & there_at_all
-        row = place // cols
-        col = place % cols
-        for dy in tl.static_range(-half, half + 1):
-            for dx in tl.static_range(-half, half + 1):
-                tap = tl.exp(-0.5 * (dy * dy + dx * dx) / (width * width))
-                y = row + dy
-                x = col + dx
-                there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
-                acc, norm = add_neighbour(
-                    acc, norm, tap, dy * cols + dx, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
-                    REAL, TRANSPOSED,
-                )  # fmt: skip
-    else:
-        for offset in tl.static_range(-half, half + 1):
-            if not CAUSAL or offset <= 0:
-                tap = tl.exp(-0.5 * (offset * offset) / (width * width))
-                shift = -offset if TRANSPOSED else offset
-                at = tokens + shift
-                acc, norm = add_neighbour(
-                    acc, norm, tap, shift, (at >= 0) & (at < n) & there_at_all, x_at, x_n, real_at, real_n, inverse_at,
-                    columns, inside, REAL, TRANSPOSED,
-                )  # fmt: skip
+    place = tokens - prefix
+    on_grid = (place >= 0) & there_at_all
+    row = place // cols
+    col = place % cols
+    for dy in tl.static_range(-half, half + 1):
+        for dx in tl.static_range(-half, half + 1):
+            tap = tl.exp(-0.5 * (dy * dy + dx * dx) / (width * width))
+            y = row + dy
+            x = col + dx
+            there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
+            acc, norm = add_neighbour(
+                acc, norm, tap, dy * cols + dx, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
+                REAL, TRANSPOSED,
+            )  # fmt: skip
 
     if TRANSPOSED:
         if REAL:
             acc = tl.where(tl.load(real_at, mask=there_at_all, other=0)[:, None] != 0, acc, 0.0)
     else:
-        inverse = tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
+        inverse = inverse_of(norm)
         acc = acc * inverse[:, None]
         tl.store(inverse_at, inverse, mask=there_at_all)
-    if GRID:  # what stands before the patches stays as it is
-        before = (there_at_all & (tokens < prefix))[:, None]
-        own = tl.load(x_at[:, None] + columns[None, :], mask=before & inside, other=0.0)
-        acc = tl.where(before, own.to(tl.float32), acc)
+    before = (there_at_all & (tokens < prefix))[:, None]
+    own = tl.load(x_at[:, None] + columns[None, :], mask=before & inside, other=0.0)
+    acc = tl.where(before, own.to(tl.float32), acc)
     at = out_at[:, None] + columns[None, :]
     tl.store(at, acc.to(at.dtype.element_ty), mask=there_at_all[:, None] & inside)
 

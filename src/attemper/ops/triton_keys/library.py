@@ -16,8 +16,12 @@ __all__ = ["blur_keys", "draw_order", "take_keys"]
 
 TOKENS = 64
 """Tokens that one program moves."""
-ELEMENTS = 2048
-"""Numbers that one program blurs."""
+LINE = 4096
+"""Numbers that one program blurs along the sequence."""
+RUN = 4
+"""Of these, tokens in a row that one thread has."""
+IMAGE = 2048
+"""Numbers that one program blurs on an image."""
 SORTED = 4096
 """Keys that one program can sort."""
 RANKED = 64
@@ -85,7 +89,7 @@ def _launch_blur(
     x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int],
     out: Tensor, inverse: Tensor, transposed: bool,
 ) -> None:  # fmt: skip
-    from attemper.ops.triton_keys.kernels import blur_kernel
+    from attemper.ops.triton_keys.kernels import blur_grid_kernel, blur_line_kernel
 
     batch, heads, n, e = x.shape
     if x.numel() == 0:
@@ -94,20 +98,29 @@ def _launch_blur(
     if real is not None:
         known = real.view(torch.uint8)
         strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
-    prefix, rows, cols = grid or (0, 0, 0)
-    block = max(16, ELEMENTS // padded(e))
-    samples = max(1, (2**31 - block) // (heads * n))  # lines are counted in 32 bits
+    constants = {
+        "N": n if is_static(n, n) else 0, "E": e, "BE": padded(e), "W": w,
+        "REAL": real is not None, "TRANSPOSED": transposed, "num_warps": 4,
+    }  # fmt: skip
+    block = max(16, IMAGE // padded(e)) if grid else LINE // (RUN * padded(e))
+    samples = max(1, (2**31 - block) // (heads * n))  # tokens are counted in 32 bits
     with on_device(x):
         for first in range(0, batch, samples):
             part = slice(first, first + samples)
-            lines = min(samples, batch - first) * heads * n
-            blur_kernel[(-(-lines // block),)](
+            parts = min(samples, batch - first) * heads
+            arguments = (
                 x[part], seed, known[part] if strides[0] else known, out[part], inverse[part],
                 *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
-                lines, heads, n, prefix, rows, cols, N=n if is_static(n, n) else 0, E=e, BE=padded(e), W=w,
-                CAUSAL=causal, GRID=bool(grid), REAL=real is not None, TRANSPOSED=transposed, BLOCK=block,
-                num_warps=4,
             )  # fmt: skip
+            if grid:
+                blur_grid_kernel[(-(-parts * n // block),)](
+                    *arguments, parts * n, heads, n, *grid, **constants, BLOCK=block
+                )
+            else:
+                runs = parts * -(-n // RUN)
+                blur_line_kernel[(-(-runs // block),)](
+                    *arguments, runs, n, **constants, H=heads, CAUSAL=causal, RUN=RUN, BLOCK=block
+                )
 
 
 def _blur(
