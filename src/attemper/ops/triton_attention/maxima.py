@@ -63,18 +63,36 @@ def no_entries(x, DEPTH: tl.constexpr, PLAYERS: tl.constexpr):
 
 
 @triton.jit
-def play(x, lists, LISTS: tl.constexpr, LAST: tl.constexpr, DEPTH: tl.constexpr, PLAYERS: tl.constexpr):
-    """The lists after a tournament among the columns of x, until LISTS columns are left at every end."""
+def other(a, b, winner, plus, minus):
+    """The one of a and b that is not the winner, exactly; plus is 1 and minus −1, which the compiler is not to know.
+
+    Maxima and minima share a unit that never rests. Products, and what is added to them, go to another one.
+    """
+    bits = a.to(tl.int32, bitcast=True) * plus + b.to(tl.int32, bitcast=True)
+    return (winner.to(tl.int32, bitcast=True) * minus + bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def play(
+    x, lists, plus, minus, LISTS: tl.constexpr, LAST: tl.constexpr, SUMS: tl.constexpr, DEPTH: tl.constexpr,
+    PLAYERS: tl.constexpr,
+):  # fmt: skip
+    """The lists after a tournament among the columns of x, until LISTS columns are left at every end.
+
+    SUMS: rounds in which `other` finds the losers.
+    """
     if DEPTH == 0:
         kept = lists
     elif PLAYERS == 1:
         kept = insert(x, lists, 0, DEPTH)
     elif x.shape[1] == LISTS:  # a narrow tile: the rounds that are left are won without an opponent
-        kept = (play(x, lists[0], LISTS, LAST, DEPTH, PLAYERS // 2), lists[1])
+        kept = (play(x, lists[0], plus, minus, LISTS, LAST, SUMS, DEPTH, PLAYERS // 2), lists[1])
     else:
         a, b = halves(x, LAST)
-        winners = play(tl.maximum(a, b), lists[0], LISTS, True, DEPTH, PLAYERS // 2)
-        losers = play(tl.minimum(a, b), lists[1], LISTS, True, DEPTH // 2, PLAYERS // 2)
+        winner = tl.maximum(a, b)
+        loser = other(a, b, winner, plus, minus) if SUMS > 0 else tl.minimum(a, b)
+        winners = play(winner, lists[0], plus, minus, LISTS, True, SUMS - 1, DEPTH, PLAYERS // 2)
+        losers = play(loser, lists[1], plus, minus, LISTS, True, SUMS - 1, DEPTH // 2, PLAYERS // 2)
         kept = (winners, losers)
     return kept
 
@@ -119,14 +137,15 @@ def maxima_tile(
     first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q, mask_ptr,
     mask_q, mask_k, nq, nk, scale, k_largest,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
-    DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    SUMS: tl.constexpr, DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Everything of one query tile. The pointers stand at the tile's sample and head, `unsure_ptr` at its flag."""
     queries = first_row + tl.arange(0, BM)
     q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
     rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
     rule = expand_rule(rule, 1)
+    zero = tl.load(hard_ptr + nk + 2)
     hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
     words = queries
     limit = 0
@@ -157,13 +176,13 @@ def maxima_tile(
             start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
             factor, E, BE, BN, False, DROP, False, MASK, PRECISION,
         )  # fmt: skip
-        lists = play(x, lists, LISTS, False, DEPTH, BN // LISTS)
+        lists = play(x, lists, zero + 1, zero - 1, LISTS, False, SUMS, DEPTH, BN // LISTS)
     for start in tl.range(whole, end, REST_N, num_stages=1):
         x = allowed_logits(
             start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
             factor, E, BE, REST_N, True, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-        lists = play(x, lists, LISTS, False, DEPTH, BN // LISTS)
+        lists = play(x, lists, zero + 1, zero - 1, LISTS, False, SUMS, DEPTH, BN // LISTS)
 
     value, below, together = draw(gather(lists, (), 0, DEPTH, DEPTH, BN // LISTS), DEPTH)
     if MASK != "bias":
@@ -183,7 +202,8 @@ def maxima_kernel(
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
     TAIL_M: tl.constexpr, TAIL_BN: tl.constexpr, TAIL_REST_N: tl.constexpr, TAIL_LISTS: tl.constexpr,
-    SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    SUMS: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
     if NQ > 0:
@@ -206,11 +226,12 @@ def maxima_kernel(
         maxima_tile(
             first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
             mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, BM, BN, REST_N, LISTS, k_largest + 1, False, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            E, BE, BM, BN, REST_N, LISTS, SUMS, k_largest + 1, False, SPARE, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         maxima_tile(
             first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
             mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, k_largest + 1, True, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            E, BE, TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, SUMS, k_largest + 1, True,
+            SPARE, DROP, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

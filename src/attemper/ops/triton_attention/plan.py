@@ -88,13 +88,17 @@ class CutsPlan:
 
 @dataclass(frozen=True)
 class MaximaPlan:
-    """m queries × n keys per tile; where fewer queries are left over, up to `wide` keys (`maxima.py`)."""
+    """m queries × n keys per tile; where fewer queries are left over, up to `wide` keys (`maxima.py`).
+
+    sums: the rounds of its tournament in which losers are found by sums.
+    """
 
     m: int
     n: int
     warps: int
     stages: int
     wide: int
+    sums: int = 2
 
     def tile(self, queries: int, nk: int, fitted: bool) -> dict[str, int]:
         """Sizes of the kernel's tiles with so many queries: keys, keys of the last one, threads that share a row.

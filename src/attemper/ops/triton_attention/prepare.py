@@ -134,7 +134,7 @@ def _row_cuts(
                 *arguments, **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
                 BM=fast.m, **fast.tile(fast.m, nk, fitted),
                 TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
-                num_warps=fast.warps, num_stages=fast.stages,
+                SUMS=fast.sums, num_warps=fast.warps, num_stages=fast.stages,
             )  # fmt: skip
         # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
         span = SPAN if fast is not None and plan.way == "whole" else 0
