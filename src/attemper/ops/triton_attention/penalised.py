@@ -18,7 +18,7 @@ from attemper.ops.triton_attention.library import OTHERS
 from attemper.ops.triton_attention.packed import is_packed, parts
 from attemper.ops.triton_penalties import logit_squares, output_square
 from attemper.ops.triton_penalties.library import squares_and_grams
-from attemper.ops.triton_penalties.outputs import square_and_sums
+from attemper.ops.triton_penalties.outputs import square_and_sums, totals
 
 __all__ = ["with_squares"]
 
@@ -82,7 +82,8 @@ def _forward(
         squares, sums = [square], [columns]
     if logits:
         each, grams, of_samples, shifts = squares_and_grams(qkv, bias, heads)
-        squares, sums = [*squares, each.sum()], [*sums, of_samples.sum(0)]
+        square, of_all = totals(each, of_samples)
+        squares, sums = [*squares, square], [*sums, of_all]
     return out, stats, flags, *_joined(squares, sums), grams, shifts
 
 

@@ -173,9 +173,9 @@ def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool =
         caps = (96, 168) if hard else (80, 128)
         return BackwardPlan(64, 32, 64, 64, 4, 1, registers=caps[width > 32])
     if hard:
-        return (
-            BackwardPlan(64, 32, 64, 32, 4, 2, registers=128) if tokens <= 256 else BackwardPlan(64, 32, 64, 64, 4, 3)
-        )
+        if tokens <= 256:
+            return BackwardPlan(64, 32, 64, 64, 4, 2, registers=128)
+        return BackwardPlan(64, 32, 64, 64, 4, 3, registers=None if tokens <= STATIC_TOKENS else 168)
     if tokens <= 256:
         return BackwardPlan(64, 32, 64, 32, 4, 3, registers=128)
     return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)
@@ -227,6 +227,4 @@ def maxima_plan(nk: int, largest: int, width: int, dtype: torch.dtype, plain: bo
     n = 64 if plain else 32
     if width > 64:
         return MaximaPlan(64, n, 4, 2, wide=n)
-    if nk <= WHOLE_KEYS:
-        return MaximaPlan(64, n, 4, 2, wide=padded(nk) if plain else n)
-    return MaximaPlan(64, n, 4, 3, wide=n)
+    return MaximaPlan(64, n, 4, 3, wide=padded(nk) if plain and nk <= WHOLE_KEYS else n)

@@ -16,10 +16,10 @@ __all__ = ["blur_keys", "draw_order", "take_keys"]
 
 TOKENS = 64
 """Tokens that one program moves."""
-LINE = 4096
-"""Numbers that one program blurs along the sequence."""
-RUN = 4
-"""Of these, tokens in a row that one thread has."""
+RUN = {3: 8}
+"""Taps → tokens in a row that one thread blurs along the sequence; 4 where there are more taps."""
+ACROSS = 1024
+"""Numbers that one program blurs along the sequence at a time; each of its threads then goes on to its next token."""
 IMAGE = 2048
 """Numbers that one program blurs on an image."""
 SORTED = 4096
@@ -102,7 +102,8 @@ def _launch_blur(
         "N": n if is_static(n, n) else 0, "E": e, "BE": padded(e), "W": w,
         "REAL": real is not None, "TRANSPOSED": transposed, "num_warps": 4,
     }  # fmt: skip
-    block = max(16, IMAGE // padded(e)) if grid else LINE // (RUN * padded(e))
+    run = RUN.get(w, 4)
+    block = max(16, IMAGE // padded(e)) if grid else ACROSS // padded(e)
     samples = max(1, (2**31 - block) // (heads * n))  # tokens are counted in 32 bits
     with on_device(x):
         for first in range(0, batch, samples):
@@ -117,9 +118,9 @@ def _launch_blur(
                     *arguments, parts * n, heads, n, *grid, **constants, BLOCK=block
                 )
             else:
-                runs = parts * -(-n // RUN)
+                runs = parts * -(-n // run)
                 blur_line_kernel[(-(-runs // block),)](
-                    *arguments, runs, n, **constants, H=heads, CAUSAL=causal, RUN=RUN, BLOCK=block
+                    *arguments, runs, n, **constants, H=heads, CAUSAL=causal, RUN=run, BLOCK=block
                 )
 
 

@@ -203,6 +203,29 @@ def square_kernel(
 
 
 @triton.jit
+def totals_kernel(
+    sums_ptr, squares_ptr, total_ptr, square_ptr, rows, cols, count,
+    BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """The sums of the columns of `sums`, and of all of `squares`. Grid: blocks of columns, and one for the squares."""
+    block = tl.program_id(0)
+    if block < tl.num_programs(0) - 1:
+        columns = block * BN + tl.arange(0, BN)
+        total = tl.zeros((BM, BN), tl.float32)
+        for first in tl.range(0, rows, BM):
+            at = first + tl.arange(0, BM)
+            there = (at < rows)[:, None] & (columns < cols)[None, :]
+            total += tl.load(sums_ptr + at[:, None] * cols + columns[None, :], mask=there, other=0.0)
+        tl.store(total_ptr + columns, tl.sum(total, 0), mask=columns < cols)
+    else:
+        square = tl.zeros((LONG,), tl.float32)
+        for first in tl.range(0, count, LONG):
+            at = first + tl.arange(0, LONG)
+            square += tl.load(squares_ptr + at, mask=at < count, other=0.0)
+        tl.store(square_ptr, tl.sum(square))
+
+
+@triton.jit
 def difference_kernel(
     x_ptr, bias_ptr, scale_ptr, out_ptr, x_n, rows, cols, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip

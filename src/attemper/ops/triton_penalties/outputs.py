@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attemper.ops.triton_attention.launch import DEVICES, on_device
 
-__all__ = ["output_square", "square_and_sums"]
+__all__ = ["output_square", "square_and_sums", "totals"]
 
-ROWS = 128  # that one program sums
-TILE = {"BM": 32, "BN": 128}
+ROWS = 256  # that one program sums
+TILE = {"BM": 64, "BN": 128}
 
 torch.library.define("attemper::output_square", "(Tensor out, Tensor bias) -> (Tensor, Tensor)")
 torch.library.define("attemper::scaled_difference", "(Tensor out, Tensor bias, Tensor scale) -> Tensor")
@@ -45,9 +45,23 @@ def square_and_sums(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     with on_device(x):
         square_kernel[(blocks, across)](
             x, x if bias is None else bias.contiguous(), sums, squares, x.stride(0), rows, cols,
-            BIAS=bias is not None, PER=ROWS, **TILE, num_warps=4,
+            BIAS=bias is not None, PER=ROWS, **TILE, num_warps=8,
         )  # fmt: skip
-    return squares.sum(), sums.sum(0).view(out.shape[2:])
+    square, total = totals(squares, sums)
+    return square, total.view(out.shape[2:])
+
+
+def totals(squares: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ squares, a scalar, and the sums of the columns of `sums`, (rows, columns): two sums in one launch."""
+    from attemper.ops.triton_penalties.kernels import totals_kernel
+
+    rows, cols = sums.shape
+    square, total = sums.new_empty(()), sums.new_empty(cols)
+    with on_device(sums):
+        totals_kernel[(-(-cols // 16) + 1,)](
+            sums, squares, total, square, rows, cols, squares.numel(), BM=128, BN=16, LONG=1024, num_warps=4
+        )
+    return square, total
 
 
 def _square_fake(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +75,7 @@ def _difference(out: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
     rows, cols = x.shape
     with on_device(x):
         difference_kernel[(-(-rows // TILE["BM"]), -(-cols // TILE["BN"]))](
-            x, bias.contiguous(), scale, result, x.stride(0), rows, cols, **TILE, num_warps=4
+            x, bias.contiguous(), scale, result, x.stride(0), rows, cols, **TILE, num_warps=8
         )
     return result
 
