@@ -82,15 +82,18 @@ def grams_kernel(
     tl.store(out_ptr + pid, tl.sum(of_q * of_k))
     at = grams_ptr + pid.to(tl.int64) * 2 * E * E + columns[:, None] * E + columns[None, :]
     inside = (columns < E)[:, None] & (columns < E)[None, :]
-    tl.store(at, of_k.to(at.dtype.element_ty), mask=inside)
-    tl.store(at + E * E, of_q.to(at.dtype.element_ty), mask=inside)
+    # From here on as backward will see them: what it multiplies and what it subtracts then cancel, however large b is.
+    of_k = of_k.to(at.dtype.element_ty)
+    of_q = of_q.to(at.dtype.element_ty)
+    tl.store(at, of_k, mask=inside)
+    tl.store(at + E * E, of_q, mask=inside)
     first = (2 * b * heads + h) * E + columns
     second = first + heads * E
-    tl.store(sums_ptr + first, tl.sum(of_k * sum_q[:, None], 0), mask=columns < E)
-    tl.store(sums_ptr + second, tl.sum(of_q * sum_k[:, None], 0), mask=columns < E)
+    tl.store(sums_ptr + first, tl.sum(of_k.to(tl.float32) * sum_q[:, None], 0), mask=columns < E)
+    tl.store(sums_ptr + second, tl.sum(of_q.to(tl.float32) * sum_k[:, None], 0), mask=columns < E)
     if BIAS:
-        tl.store(shifts_ptr + first, tl.sum(of_k * q_bias[:, None], 0), mask=columns < E)
-        tl.store(shifts_ptr + second, tl.sum(of_q * k_bias[:, None], 0), mask=columns < E)
+        tl.store(shifts_ptr + first, tl.sum(of_k.to(tl.float32) * q_bias[:, None], 0), mask=columns < E)
+        tl.store(shifts_ptr + second, tl.sum(of_q.to(tl.float32) * k_bias[:, None], 0), mask=columns < E)
 
 
 @triton.jit
