@@ -218,6 +218,27 @@ def test_a_time_limit_leaves_rows_that_say_so() -> None:
     assert [r.failure is None for r in step.rows] == [True, False, False, False]
 
 
+def test_a_step_is_prepared_only_if_that_leaves_time_for_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def passed(self: Deadline, ahead: float = 0.0) -> bool:
+        asked.append(ahead)
+        return len(asked) == 4  # which is when the last recipe is about to be prepared
+
+    monkeypatch.setattr(Deadline, "passed", passed)
+    step = bench_step(StepPlan(methods=("cb", "blur"), batch=1, **QUICK), sizes=TINY)
+    assert [r.failure is None for r in step.rows] == [True, True, True, False]
+    ahead = asked[:4]  # then come the rounds, which only ask whether the time is over
+    assert ahead[0] == 0.0
+    assert ahead == sorted(set(ahead))
+    assert set(asked[4:]) <= {0.0}
+
+
+def test_a_deadline_looks_ahead() -> None:
+    assert [Deadline(1.0).passed(ahead) for ahead in (0.0, 50.0, 61.0)] == [False, False, True]
+    assert not Deadline(None).passed(1e9)
+
+
 @pytest.mark.parametrize(
     ("plan", "allowed"),
     [

@@ -10,10 +10,9 @@ import timm
 import torch
 from timm.layers import Attention
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-import attemper
 from attemper.ops.triton_attention.packed import parts
+from triton_steps import step_of
 
 PACKED, SEPARATE = "attemper::packed_attention", "attemper::fused_attention"
 
@@ -49,19 +48,7 @@ def model_with(kind: str) -> nn.Module:
 
 def step(kind: str, recipe: str, impl: Any, compiled: bool = False) -> tuple[Counter[str], list[Tensor]]:
     """One training step: which operators ran, the output and all gradients."""
-    model = model_with(kind)
-    handle = attemper.apply(model, recipe, impl=impl)
-    forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    torch.manual_seed(1)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.random.fork_rng():
-        forward(images)  # traced, if it is compiled
-    handle.penalty()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        out = forward(images)
-        (out.square().sum() + handle.penalty()).backward()
-    calls = Counter(event.name for event in profiler.events())
-    return calls, [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return step_of(model_with(kind), recipe, impl, compiled)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

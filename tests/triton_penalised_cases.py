@@ -10,7 +10,6 @@ import timm
 import torch
 from timm.layers import Attention
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import attemper
 from attemper.methods import DropKey
@@ -18,6 +17,7 @@ from attemper.ops import triton_attention
 from attemper.ops.call import make_call
 from attemper.ops.triton_attention.packed import parts
 from attemper.ops.triton_attention.penalised import with_squares
+from triton_steps import step_of
 
 PENALISED = "attemper::penalised_attention"
 SEPARATE = "attemper::fused_attention"
@@ -98,19 +98,7 @@ def step(kind: str, recipe: str, impl: Any, compiled: bool = False) -> tuple[Cou
                 nn.init.normal_(module.qkv.bias)
             if kind == "copied":
                 module.qkv.__class__ = Copied
-    handle = attemper.apply(model, recipe, impl=impl)
-    forward = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    torch.manual_seed(1)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.random.fork_rng():
-        forward(images)  # traced, if it is compiled
-    handle.penalty()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        out = forward(images)
-        penalty = handle.penalty()
-        (out.square().sum() + penalty).backward()
-    calls = Counter(event.name for event in profiler.events())
-    return calls, [penalty.detach(), out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return step_of(model, recipe, impl, compiled)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,7 +39,6 @@ Mode = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = ("eager", "compiled")
 TWIN = "none, once more"
 """A second model without any method: how far its ratio is from 1 says how far to trust the others."""
-PREPARING = 0.75  # of the time limit; the rest is for the rounds
 FEWEST_ROUNDS = 3
 
 
@@ -143,20 +143,26 @@ class StepBench:
     def rows(self, recipes: list[str], modes: list[Mode], machine: Machine, rounds: int) -> list[StepRow]:
         """Prepare a model under every recipe in every mode, time all of them in turns, and compare.
 
-        Modes come one after another, eager first: compiling is what a time limit may cut short.
+        Modes come one after another, eager first: compiling is what a time limit may cut short. Nothing more is
+        prepared if that, taking as long as the longest so far, would leave too little time for the rounds.
         """
         rows: list[StepRow] = []
         prepared: dict[int, Prepared] = {}
         built: dict[str, Trained] = {}
+        longest, one_round = 0.0, 0.0
         for mode, recipe in itertools.product(modes, recipes):
             self.progress(0.8 * len(rows) / len(modes) / len(recipes), f"preparing {recipe}, {mode}")
             row = StepRow(recipe=recipe, mode=mode, target=step_target(machine, recipe, mode))
             try:
-                if self.deadline.passed(PREPARING) and recipe != "none":
+                if self.deadline.passed(longest + rounds * one_round) and recipe != "none":
                     raise RuntimeError(self.deadline.reason)
+                start = time.monotonic()
                 if recipe not in built:
                     built[recipe] = self.build(recipe)
                 prepared[len(rows)] = self.prepare(built[recipe], mode)
+                ready = time.monotonic()
+                self.stopwatch.seconds(prepared[len(rows)])
+                longest, one_round = max(longest, ready - start), one_round + time.monotonic() - ready
             except Exception as error:
                 row = replace(row, failure=reason_of(error))
             rows.append(row)

@@ -227,9 +227,9 @@ class Deadline:
         self.minutes = minutes
         self._start = time.monotonic()
 
-    def passed(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is used up."""
-        return self.minutes is not None and time.monotonic() - self._start > share * self.minutes * 60
+    def passed(self, ahead: float = 0.0) -> bool:
+        """Whether the time is used up, or will be in so many seconds."""
+        return self.minutes is not None and time.monotonic() - self._start + ahead > self.minutes * 60
 
     @property
     def reason(self) -> str:
