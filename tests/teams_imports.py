@@ -3,6 +3,7 @@
 import accelerate
 import pytest
 import timm
+import torch
 import torch.distributed.checkpoint.state_dict_loader
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp
@@ -13,5 +14,6 @@ import attemper.study
 import attemper.training
 from attemper.tasks import open_task
 
+torch.set_num_threads(1)  # threads that tensors are computed with here would not be there in a process that is forked
 open_task("digits(train=200, test=50)")
 MODULES = (accelerate, pytest, timm, torch, attemper)
