@@ -36,8 +36,8 @@ def cluster() -> Iterator[Any]:
 
     system = {
         "health_check_initial_delay_ms": 0,
-        "health_check_period_ms": 1000,
-        "health_check_failure_threshold": 5,
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 40,  # beside other tests a node that lives may be silent for many seconds
         "worker_niceness": 0,  # beside other tests, Ray's own 15 would leave its workers next to nothing
     }
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": system}
