@@ -30,7 +30,7 @@ from attemper.bench.models import BASE, ViT
 from attemper.bench.page import make_page
 from attemper.bench.results import Head, Machine
 from attemper.bench.step import TWIN
-from attemper.bench.tables import failures, full_tables, markdown, tally, targets
+from attemper.bench.tables import failures, full_tables, markdown, tally, targets, verdict
 from attemper.errors import ParameterError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,15 +110,16 @@ def test_tables_say_which_targets_are_met_missed_and_not_measured() -> None:
     assert cells["`dropkey(0.1)`"] == "0.90 ≤ 0.90, met"
     assert cells["`blur(1.0)`"] == "1.10 > 0.95, missed"
     assert cells["`hardmask(0.1)`"] == "? ≤ 1.15, not measured"
-    assert tally(OPS_REPORT) == "Of 21 targets 1 are met, 1 are missed and 19 are not measured."
+    assert tally(OPS_REPORT) == "Of 21 targets: 1 met, 1 missed, 19 not measured."
     steps = dict(targets(STEP_REPORT).rows)
     assert steps["`dropkey(0.1)`"] == "1.10 > 1.00, missed"
     assert steps["`cb(cb)`"] == "? ≤ 1.00, not measured"
+    assert verdict(0.953, 0.95) == "0.953 > 0.95, missed"
 
 
 def test_another_machine_meets_no_target() -> None:
     fast = row(recipe="dropkey(0.1)", chosen=True, milliseconds=0.1, ratio=0.2, target=None)
-    assert "0 are met, 0 are missed" in tally(ops_report(fast))
+    assert "0 met, 0 missed" in tally(ops_report(fast))
 
 
 def test_failures_that_are_alike_share_a_line_and_name_the_shapes_unless_all_fail() -> None:

@@ -193,16 +193,17 @@ def tally(report: Report) -> str:
     """How many of the targets are met."""
     words = [cell.split(", ")[-1] for cells in targets(report).rows for cell in cells[1:]]
     met, missed, unknown = (words.count(word) for word in ("met", "missed", "not measured"))
-    return f"Of {len(words)} targets {met} are met, {missed} are missed and {unknown} are not measured."
+    return f"Of {len(words)} targets: {met} met, {missed} missed, {unknown} not measured."
 
 
 def verdict(value: float | None, target: float) -> str:
-    """Such as '0.89 ≤ 0.90, met'."""
+    """Such as '0.89 ≤ 0.90, met'; with one more digit where a target is missed by less than two can show."""
     if value is None:
         return f"? ≤ {target:.2f}, not measured"
     if value <= target:
         return f"{ratio(value)} ≤ {target:.2f}, met"
-    return f"{ratio(value)} > {target:.2f}, missed"
+    shown = f"{value:.3f}" if ratio(value) == ratio(target) else ratio(value)
+    return f"{shown} > {target:.2f}, missed"
 
 
 def against(value: float | None, target: float | None) -> str:

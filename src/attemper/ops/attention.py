@@ -21,7 +21,7 @@ from attemper.ops.choice import is_short, preference
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import seed_tensor
 
-__all__ = ["Verdict", "attend", "attention", "fastest_unperturbed", "implementations"]
+__all__ = ["Verdict", "attend", "attend_and_square", "attention", "fastest_unperturbed", "implementations"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     "sdpa": sdpa,
