@@ -41,9 +41,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import attemper
 from attemper.bench.machine import versions
 from attemper.bench.timing import CudaStopwatch, interleaved
-from attemper.methods import Blur, DropHead, DropKey
+from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.ops.attention import Impl
-from attemper.ops.fa4.library import MANY_KEYS
 from attemper.ops.fa4.tables import call_words
 from attemper.ops.stream import threshold
 
@@ -141,6 +140,11 @@ def check_cases(report: dict[str, Any]) -> None:
     checks["blur + dropkey"] = Case(), [Blur(), DropKey(0.1)]
     checks["drophead + dropkey"] = Case(), [DropHead(0.3), DropKey(0.1)]
     checks["none"] = Case(), []
+    for width in (32, 64, 96, 128):
+        checks[f"hardmask {width}"] = Case(width=width, queries=700, keys=900), [HardMask(0.5)]
+    checks["hardmask shared"] = Case(kv_heads=2), [HardMask(0.5)]
+    checks["hardmask -inf"] = Case(), [HardMask(0.5, fill="neg_inf")]
+    checks["hardmask -inf 128"] = Case(width=128), [HardMask(0.5, fill="neg_inf")]
     failed = []
     for label, (case, methods) in checks.items():
         try:
@@ -196,13 +200,17 @@ def steps_at(shape: tuple[int, int, int, int]) -> dict[str, Callable[[], object]
         "both triton dropkey": ours("triton", [DropKey(RATE)]),
         "both fa4 dropkey": ours("fa4", [DropKey(RATE)]),
         "both fa4 nothing": ours("fa4", []),
+        "both triton hardmask": ours("triton", [HardMask(RATE)]),
+        "both fa4 hardmask": ours("fa4", [HardMask(RATE)]),
+        "both fa4 blur": ours("fa4", [Blur()]),
     }
 
     def gradients(attend: Callable[..., Tensor]) -> object:
         return torch.autograd.grad(attend(*qkv), qkv, dout)
 
     steps: dict[str, Callable[[], object]] = {label: partial(gradients, attend) for label, attend in passes.items()}
-    steps["forward stock cudnn"] = lambda: passes["both stock cudnn"](q, k, v)
+    for label in ("stock cudnn", "triton dropkey", "triton hardmask"):
+        steps[f"forward {label}"] = partial(passes[f"both {label}"], q, k, v)
     steps["words"] = lambda: call_words(seed, threshold(RATE), 0, (batch, heads, tokens, tokens), False)
     forward, backward = torch.ops.attemper.fa4_attention, torch.ops.attemper.fa4_attention_backward
     for label, words in {"nothing": None, "dropkey": steps["words"]()}.items():
@@ -274,9 +282,10 @@ Job = tuple[Case, list[Any] | None, bool]
 
 def jobs() -> list[Job]:
     """What must be compiled: a call, its methods if not DropKey, and whether it is deterministic."""
-    kinds = {(c.dtype, c.width, c.causal, c.heads // c.kv_heads, c.keys < MANY_KEYS): c for c in CASES}
+    kinds = {(c.dtype, c.width, c.causal, c.heads // c.kv_heads): c for c in CASES}
     found: list[Job] = [(case, None, False) for case in kinds.values()]
     found += [(Case(), [], False), (Case(width=128), [], False)]
+    found += [(Case(width=width), [HardMask(0.5)], False) for width in (32, 64, 96, 128)]
     return [*found, (Case(), None, True), (Case(kv_heads=2), None, True)]
 
 

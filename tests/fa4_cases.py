@@ -13,53 +13,57 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.methods import Blur, DropHead, DropKey
+from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.ops import fa4
-from attemper.ops.fa4.library import Source, backward_source, forward_source
+from attemper.ops.fa4.mixed import restated
 from attemper.ops.fa4.tables import HEADER, call_words, layout_of
 from attemper.ops.perturbation import Perturbation, rescue
-from attemper.ops.stream import MASK, QUERY_STEP, column_words, keep_mask, mix, stream_words, threshold
+from attemper.ops.stream import column_words, keep_mask, stream_words, threshold
+from attemper.ops.triton_attention.prepare import drop_table
 
 
-def weights(q: Tensor, k: Tensor, words: Tensor | None, scale: float, causal: bool, source: Source) -> Tensor:
+def logits_of(q: Tensor, k: Tensor) -> Tensor:
+    return q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+
+
+def hits(q: Tensor, k: Tensor, words: Tensor) -> Tensor:
     shape = (*q.shape[:3], k.shape[2])
-    logits = (q.double() * scale) @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
-    if words is not None:
-        dropped = rows(words, shape, source) * columns(words, shape[3], source) < words[0]
+    layout, count = layout_of(*shape, hard=True), math.prod(shape[:3])
+    rows = words[layout.rows :][:count].view(*shape[:3], 1)
+    lows = words[layout.lows :][:count].view(*shape[:3], 1).view(torch.float32)
+    return (logits_of(q, k) > lows) & (rows * words[HEADER : HEADER + shape[3]] < words[0])
+
+
+def weights(
+    q: Tensor, k: Tensor, words: Tensor | None, scale: float, causal: bool, fill: str = "none"
+) -> Tensor:  # fmt: skip
+    shape = (*q.shape[:3], k.shape[2])
+    logits = scale * logits_of(q, k)
+    if fill != "none":
+        logits = logits.masked_fill(hits(q, k, words), 0.0 if fill == "zero" else -torch.inf)
+    elif words is not None:
+        row_words = words[layout_of(*shape).rows :][: math.prod(shape[:3])].view(*shape[:3], 1)
+        dropped = row_words * words[HEADER : HEADER + shape[3]] < words[0]
         logits = logits.masked_fill(dropped, -torch.inf)
     if causal:
         logits = logits.masked_fill(~torch.ones(shape[2:], dtype=torch.bool).tril(), -torch.inf)
     return logits.softmax(-1)
 
 
-def rows(words: Tensor, shape: tuple[int, int, int, int], source: Source) -> Tensor:
-    layout = layout_of(*shape)
-    if source.rows == "table":
-        return words[layout.rows :][: math.prod(shape[:3])].view(*shape[:3], 1)
-    heads = words[layout.heads : layout.rows].long().view(*shape[:2], 1, 1)
-    steps = torch.arange(shape[2]).view(-1, 1) * QUERY_STEP
-    return (mix((heads + steps) & MASK) | 1).to(torch.int32)
-
-
-def columns(words: Tensor, keys: int, source: Source) -> Tensor:
-    if source.columns == "table":
-        return words[HEADER : HEADER + keys]
-    return column_words(words[1].long() & MASK, keys).to(torch.int32)
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     words, scale, causal = rest
-    given = weights(q, k, words, scale, causal, forward_source(causal))
+    given = weights(q, k, words, scale, causal)
     out = given @ v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     return token_major(out.to(q.dtype)), torch.zeros(q.shape[:3], dtype=torch.int32)
 
 
 def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, *rest: object) -> list[Tensor]:
-    words, scale, causal, _ = rest
-    source, group = backward_source(q.shape[1], k.shape[1], k.shape[2], causal), q.shape[1] // k.shape[1]
-    given = weights(q, k, words, scale, causal, source)
+    words, scale, causal, _, fill = (*rest, "none")[:5]
+    given, group = weights(q, k, words, scale, causal, fill), q.shape[1] // k.shape[1]
     dweights = dout.double() @ v.double().repeat_interleave(group, 1).mT
     dlogits = given * (dweights - (given * dweights).sum(-1, keepdim=True)) * scale
+    if fill != "none":
+        dlogits = dlogits.masked_fill(hits(q, k, words), 0.0)
     dq = dlogits @ k.double().repeat_interleave(group, 1)
     dk, dv = dlogits.mT @ q.double(), given.mT @ dout.double()
     dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in (dk, dv))
@@ -106,19 +110,54 @@ def test_a_limit_on_the_device_gives_the_same_words() -> None:
     assert torch.equal(call_words(seed, limit, 0, shape, True), call_words(seed, threshold(0.3), 0, shape, True))
 
 
+@pytest.mark.parametrize(("p", "keys"), [(0.0, 9), (0.1, 41), (0.5, 3)])
+def test_what_the_forward_kernel_of_ours_leaves_becomes_the_words_and_log_sum_exp_of_the_call(
+    p: float, keys: int
+) -> None:
+    seed, shape = torch.tensor(-123456789012345), (2, 3, 29, keys)
+    q, k = torch.randn(2, 3, 29, 16), torch.randn(2, 3, keys, 16)
+    table = drop_table(seed, threshold(p), keys, 1)
+    _, stats = torch.ops.attemper.mixed_attention(q, k, k, table, 0.25)
+    words, lse = restated(stats, table, 29, keys)
+    assert torch.equal(words, call_words(seed, threshold(p), 1, shape, False))
+    kept = rescue(keep_mask(seed, shape, p, lane=1), None)
+    wanted = (0.25 * q @ k.mT).masked_fill(~kept, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(lse.view(torch.float32), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     "methods",
     [[DropKey(0.3)], [Blur(), DropKey(0.5)], [DropKey(0.1), DropHead(0.3)], [DropHead(0.3), DropKey(0.5)], []],
 )
 @pytest.mark.parametrize(("causal", "kv_heads", "tokens"), [(False, 2, 3), (False, 4, 130), (True, 4, 130)])
-def test_the_same_as_the_reference(methods: list[Perturbation], causal: bool, kv_heads: int, tokens: int) -> None:
-    qkv = make(kv_heads=kv_heads, tokens=tokens)
+def test_the_same_as_the_reference(
+    methods: list[Perturbation], causal: bool, kv_heads: int, tokens: int, mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa4, "_mixes", lambda call: mixed and not call.is_causal and len(call.methods) > 0)
+    qkv = make(kv_heads=kv_heads, tokens=tokens, dtype=torch.float16 if mixed else torch.bfloat16)
     results = []
     for impl in ("fa4", "reference"):
         out = attemper.attention(*qkv, methods=methods, is_causal=causal, seed=3, impl=impl)
         results.append((out, *torch.autograd.grad(out, qkv, torch.ones_like(out))))
     for given, wanted in zip(*results, strict=True):
         assert (given - wanted).float().norm() <= 2e-2 * wanted.float().norm() + 1e-3
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+@pytest.mark.parametrize(("p", "k", "keys"), [(0.5, 5, 70), (0.9, 3, 3), (0.3, 1, 9)])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_hard_masking_is_that_of_the_reference(
+    fill: str, p: float, k: int, keys: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa4, "is_hopper", lambda device: True)
+    qkv = make(kv_heads=kv_heads, tokens=keys, dtype=torch.float16)
+    results = []
+    for impl in ("fa4", "reference"):
+        out = attemper.attention(*qkv, methods=[HardMask(p, k=k, fill=fill)], seed=3, impl=impl)
+        results.append((out, *torch.autograd.grad(out, qkv, torch.ones_like(out) + qkv[0].detach())))
+    for given, wanted in zip(*results, strict=True):
+        assert (given - wanted).float().norm() <= 1e-2 * wanted.float().norm() + 1e-3
 
 
 def test_unseeded_calls_draw_anew() -> None:
@@ -147,6 +186,11 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 0, 2, 4, 33, 33, True))
     torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, words, 0.25, False))
     torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, None, 0.25, True))
+    table = drop_table(seed, threshold(0.3), 33)
+    narrow = make(dtype=torch.float16)
+    torch.library.opcheck(torch.ops.attemper.mixed_attention, (*narrow, table, 0.25))
+    stats = torch.ops.attemper.mixed_attention(*narrow, table, 0.25)[1]
+    torch.library.opcheck(torch.ops.attemper.fa4_restated, (stats, table, 33, 33))
 
 
 def test_autocast_computes_in_its_dtype() -> None:

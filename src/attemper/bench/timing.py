@@ -38,7 +38,8 @@ Step = Callable[[], object]
 Clock = Literal["wall", "cpu"]
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 SHORTEST = 5e-3  # seconds of one reading on a CPU: processor time has a coarse tick
-LAUNCHES_MATTER = 10e-3  # seconds: a longer pass hides its launches, and its graph would hold on to its memory
+LAUNCHES_MATTER = 10e-3  # seconds: a longer pass hides most of its launches
+HELD = 2 * 2**30  # bytes: a graph holds on to the memory of its pass, which may be so much
 SCRATCH = 512 * 2**20  # bytes, several times the L2 cache of any GPU; the write takes longer than a graph launch
 
 
@@ -87,10 +88,11 @@ class CudaStopwatch:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def prepare(self, step: Step, in_a_loop: bool = False) -> Prepared:
-        """Run the step until it is warm, note its peak memory, and capture it if it is short and not in a loop."""
+        """Run the step until it is warm, note its peak memory, and capture it unless it is in a loop or too large."""
         step()
         eager = Prepared(step, self._peak_bytes(step), in_a_loop=in_a_loop)
-        if in_a_loop or self.seconds(eager) > LAUNCHES_MATTER:
+        large = eager.peak_bytes > HELD and self.seconds(eager) > LAUNCHES_MATTER
+        if in_a_loop or large:
             return eager
         try:
             return Prepared(self._capture(step), eager.peak_bytes, captured=True)

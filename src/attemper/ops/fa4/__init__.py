@@ -1,8 +1,9 @@
 """FlashAttention-4 with keys dropped inside, for long sequences on Hopper and Blackwell: the masks of `keep_mask`.
 
-Inside of softmax it serves one method that drops keys independently (DropKey), and beside it any that stay outside
-(Blur, DropHead). Causal attention it serves, other masks it does not. The package `flash-attn-4` compiles a kernel, for
-some seconds, when it first meets a dtype, a head width or a kind of call; rates, lengths and seeds compile nothing.
+Inside of softmax it serves one method that drops keys independently (DropKey), or on Hopper one that drops the largest
+logits of a row (HardMask), and beside it any that stay outside (Blur, DropHead). Causal attention it serves with
+DropKey, other masks it does not. The package `flash-attn-4` compiles a kernel, for some seconds, when it first meets a
+dtype, a head width or a kind of call; rates, lengths and seeds compile nothing.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import torch
 from torch import Tensor
 
 from attemper.ops.call import Call
-from attemper.ops.fa4.library import fa4_attention
+from attemper.ops.fa4.library import fa4_attention, is_hopper
+from attemper.ops.fa4.mixed import mixed_attention
 from attemper.ops.fa4.tables import LARGEST_RATE, call_words
 from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seed import draw_seed
 from attemper.ops.stream import Stream, live_threshold
+from attemper.ops.triton_attention import prepared
 
 __all__ = ["attention", "refuse"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDTHS = (32, 64, 96, 128)  # at 8 and at 80 the backward kernel gets dQ wrong; others were not checked
 ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no mask_mod in the backward pass
+NARROW = 64  # head width; at 128 its forward kernel is faster than ours
 VERSION = "4.0.0b36"
 """The one whose kernels are called by their inner functions, which change from version to version."""
 
@@ -60,19 +64,32 @@ def _refuse_device(call: Call) -> str | None:
 
 
 def _refuse_methods(call: Call) -> str | None:
-    rates = []
-    for method in call.methods:
-        if method.independent_drop is not None:
-            rates.append(method.independent_drop)
-        elif not _is_outside(method):
+    inside = [method for method in call.methods if not _is_outside(method)]
+    for method in inside:
+        if method.independent_drop is None and not _hits(call, method):
             return (
-                "knows only methods that drop every key independently inside of softmax, such as DropKey(0.1), "
-                f"not {method}"
+                "knows only methods that drop every key independently, such as DropKey(0.1), or the largest logits, "
+                f"such as HardMask(0.1), inside of softmax, not {method}"
             )
-    if len(rates) > 1:
-        return f"takes one method that drops keys, and this call has {len(rates)}"
-    if rates and rates[0] > LARGEST_RATE:
-        return f"drops at most half of all keys, not {rates[0]}: a row that would lose all of them could not be spared"
+    if len(inside) > 1:
+        return f"takes one method inside of softmax, and this call has {len(inside)}"
+    rate = inside[0].independent_drop if inside else None
+    if rate is not None and rate > LARGEST_RATE:
+        return f"drops at most half of all keys, not {rate}: a row that would lose all of them could not be spared"
+    if inside and rate is None:
+        return _refuse_hits(call)
+    return None
+
+
+def _hits(call: Call, method: Perturbation) -> bool:
+    return method.largest_drop(call.k.shape[2]) is not None
+
+
+def _refuse_hits(call: Call) -> str | None:
+    if not is_hopper(call.q.device):
+        return "masks the largest logits on Hopper GPUs only"
+    if call.is_causal or call.scale <= 0:
+        return "masks the largest logits only where attention is not causal and its scale is positive"
     return None
 
 
@@ -106,6 +123,9 @@ def _dtype(call: Call) -> torch.dtype:
 
 def attention(call: Call) -> Tensor:
     """softmax(scale · QKᵀ, keys dropped) V, (B, H, Nq, e_v)."""
+    if _mixes(call):
+        q, k, v, (_, table, scale, _, _, *hard), outside = prepared(call)
+        return perturbed_heads(mixed_attention(q, k, v, table, scale, *hard), outside)
     seed = call.seed
     if seed is None and len(call.methods) > 0:
         seed = draw_seed(call.q)
@@ -118,3 +138,13 @@ def attention(call: Call) -> Tensor:
         if seed is not None and rate is not None:
             words = call_words(seed, live_threshold(rate, q.device), lane, call.shape, call.is_causal)
     return perturbed_heads(fa4_attention(q, k, v, words, call.scale, call.is_causal), outside)
+
+
+def _mixes(call: Call) -> bool:
+    """Whether our forward kernel comes before FlashAttention-4's backward kernel: always for hard masking, and where
+    it is the faster one."""
+    if any(_hits(call, method) for method in call.methods):
+        return True
+    drops = any(method.independent_drop is not None for method in call.methods)
+    fast = call.q.shape[-1] <= NARROW and _dtype(call) == torch.bfloat16 and is_hopper(call.q.device)
+    return drops and fast and not call.is_causal

@@ -1,39 +1,26 @@
 """FlashAttention-4's kernels as torch library operators, with shapes for the compiler and gradients for autograd.
 
-Its forward and backward kernels are called by themselves, since each wants its random words from another place. Its own
-autograd function would also hide the call from compilers.
+Its forward and backward kernels are called by themselves: its own autograd function would hide the call from compilers.
 
 The forward pass drops by a mask_mod, the backward pass by a score_mod, where keys outside of the sequence are masked
 without asking twice. Two exceptions: a causal forward kernel skips tiles only without a mask_mod, and the backward
-kernel mistakes queries under a score_mod where heads share keys. On an H200 the forward kernel is fastest when it reads
-its words from tables, the backward kernel when it mixes them itself.
+kernel for Blackwell mistakes queries under a score_mod where heads share keys.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import contextlib
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from attemper.ops.fa4.tables import layout_of
 
-__all__ = ["Source", "backward_source", "fa4_attention", "forward_source"]
+__all__ = ["fa4_attention", "is_hopper"]
 
-
-class Source(NamedTuple):
-    """How a kernel drops keys, and whether it reads row and column words from a table or mixes them itself."""
-
-    kind: Literal["mask", "score"]
-    rows: Literal["mixed", "table"]
-    columns: Literal["mixed", "table"]
-
-
-FORWARD = Source("mask", "table", "table")
-BACKWARD = Source("score", "mixed", "mixed")
-MANY_KEYS = 128
-"""Only the table spares a row that loses all of its keys. So many keys no row loses in practice: a rate is at most one
-half, so its chance is at most 2⁻¹²⁸."""
+HOPPER = 9  # its compute capability
+Kind = Literal["mask", "score"]
 
 torch.library.define(
     "attemper::fa4_attention",
@@ -42,7 +29,7 @@ torch.library.define(
 torch.library.define(
     "attemper::fa4_attention_backward",
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor stats, Tensor? words, float scale, bool causal, "
-    "bool deterministic) -> (Tensor, Tensor, Tensor)",
+    "bool deterministic, str fill='none') -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -63,22 +50,12 @@ def _stats(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:3], dtype=torch.int32, device=q.device)
 
 
-def forward_source(causal: bool) -> Source:
-    """How the forward kernel of a call drops keys."""
-    return FORWARD._replace(kind="score") if causal else FORWARD
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels for Hopper run on this GPU."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER
 
 
-def backward_source(heads: int, kv_heads: int, keys: int, causal: bool) -> Source:
-    """How the backward kernel of a call drops keys."""
-    source = BACKWARD
-    if heads != kv_heads:
-        source = source._replace(kind="mask")
-    if causal or keys < MANY_KEYS:  # the first rows of a causal call see few keys, however many it has
-        source = source._replace(rows="table")
-    return source
-
-
-def _dropping(words: Tensor | None, source: Source, shape: tuple[int, int, int, int], causal: bool) -> dict[str, Any]:
+def _dropping(words: Tensor | None, q: Tensor, k: Tensor, causal: bool, kind: Kind) -> dict[str, Any]:
     """What FlashAttention-4 is told about dropping keys and about being causal."""
     if words is None:
         return {"causal": causal}
@@ -86,13 +63,32 @@ def _dropping(words: Tensor | None, source: Source, shape: tuple[int, int, int, 
 
     from attemper.ops.fa4 import mods
 
-    _, heads, queries, _ = shape
-    layout, at = layout_of(*shape), words.data_ptr()
-    first = layout.rows if source.rows == "table" else layout.heads
-    told: dict[str, Any] = {"aux_scalars": (Int64(at), Int64(at + 4 * first), Int32(heads), Int32(queries))}
-    if source.kind == "mask":
-        return told | {"mask_mod": mods.mask_mod(source.rows, source.columns, causal)}
-    return told | {"causal": causal, "score_mod": mods.score_mod(source.rows, source.columns)}
+    if is_hopper(q.device):
+        from attemper.ops.fa4 import hopper
+
+        hopper.install()
+    batch, heads, queries, _ = q.shape
+    at, rows_at = words.data_ptr(), layout_of(batch, heads, queries, k.shape[2]).rows
+    told: dict[str, Any] = {"aux_scalars": (Int64(at), Int64(at + 4 * rows_at), Int32(heads), Int32(queries))}
+    if kind == "mask":
+        return told | {"mask_mod": mods.causal_mask_mod if causal else mods.mask_mod}
+    return told | {"causal": causal, "score_mod": mods.score_mod}
+
+
+def _hitting(
+    words: Tensor, q: Tensor, k: Tensor, fill: str
+) -> tuple[dict[str, Any], contextlib.AbstractContextManager[None]]:
+    """What FlashAttention-4 is told about hard masking, and in which context."""
+    from cutlass import Int32, Int64
+
+    from attemper.ops.fa4 import hopper, mods
+
+    hopper.install()
+    batch, heads, queries, _ = q.shape
+    layout = layout_of(batch, heads, queries, k.shape[2], hard=True)
+    places = (Int64(words.data_ptr() + 4 * first) for first in (0, layout.rows, layout.lows))
+    told = {"aux_scalars": (*places, Int32(heads), Int32(queries)), "score_mod": mods.HitMod(fill)}
+    return told, hopper.small_tiles()
 
 
 def _forward(
@@ -108,25 +104,29 @@ def _forward(
             pack_gqa=False,
             out=out,
             lse=stats.view(torch.float32),
-            **_dropping(words, forward_source(causal), (*q.shape[:3], k.shape[2]), causal),
+            **_dropping(words, q, k, causal, "score" if causal else "mask"),
         )
     return out.transpose(1, 2), stats
 
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, words: Tensor | None, scale: float,
-    causal: bool, deterministic: bool,
+    causal: bool, deterministic: bool, fill: str = "none",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from flash_attn.cute.interface import _flash_attn_bwd
 
     from attemper.ops.fa4 import mods
 
     dq, dk, dv = (_token_major(t, t.shape[3]) for t in (q, k, v))
-    source = backward_source(q.shape[1], k.shape[1], k.shape[2], causal)
-    told = _dropping(words, source, (*q.shape[:3], k.shape[2]), causal)
+    grouped = q.shape[1] != k.shape[1]
+    tiles: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if fill == "none" or words is None:
+        told = _dropping(words, q, k, causal, "mask" if grouped and not is_hopper(q.device) else "score")
+    else:
+        told, tiles = _hitting(words, q, k, fill)
     if "score_mod" in told:
         told["score_mod_bwd"] = mods.pass_gradient
-    with torch.cuda.device(q.device):
+    with torch.cuda.device(q.device), tiles:
         _flash_attn_bwd(
             *(t.detach().transpose(1, 2) for t in (q, k, v, out, dout)),
             stats.view(torch.float32),

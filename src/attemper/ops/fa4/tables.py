@@ -1,8 +1,9 @@
 """The random words of one call, in memory, from a seed on the device: what `mods.py` reads.
 
-One buffer of int32 words: the limit below which keys are dropped, the word that columns start from, the column word of
-every key, the head words (B, H), and the row words (B, H, Nq). A row that would lose all of the keys it sees has the
-word 0. Every product with it is 0, which no rate up to one half drops, so the row keeps all of its keys.
+One buffer of int32 words: the limit below which keys are dropped, a word that only aligns the next ones, the column
+word of every key, and the row words (B, H, Nq). A row that would lose all of the keys it sees has the word 0. Every
+product with it is 0, which no rate up to one half drops, so the row keeps all of its keys. For hard masking the logits
+(B, H, Nq) come after them above which a row's largest lie, before scaling, as float32 bits.
 
 Kernels read a whole tile past the end, so there is room after the keys and after the rows.
 """
@@ -31,21 +32,24 @@ torch.library.define(
 
 
 class Layout(NamedTuple):
-    """Where the parts of the buffer begin, and its size."""
+    """Where the row words begin, what hard masking needs of rows, and where the buffer ends."""
 
-    heads: int
     rows: int
+    lows: int
     size: int
 
 
-def layout_of(batch: int, heads: int, queries: int, keys: int) -> Layout:
+def layout_of(batch: int, heads: int, queries: int, keys: int, hard: bool = False) -> Layout:
     """The layout of a call's words.
 
     >>> layout_of(2, 3, 5, 7)
-    Layout(heads=521, rows=527, size=1069)
+    Layout(rows=521, lows=1063, size=1063)
+    >>> layout_of(2, 3, 5, 7, hard=True)
+    Layout(rows=521, lows=1063, size=1605)
     """
-    first = HEADER + keys + ROOM
-    return Layout(first, first + batch * heads, first + batch * heads * (1 + queries) + ROOM)
+    rows = HEADER + keys + ROOM
+    more = batch * heads * queries + ROOM
+    return Layout(rows, rows + more, rows + more + hard * more)
 
 
 def call_words(seed: Tensor, limit: int | Tensor, lane: int, shape: tuple[int, int, int, int], causal: bool) -> Tensor:
@@ -73,8 +77,7 @@ def _words(
     with torch.cuda.device(seed.device) if seed.is_cuda else contextlib.nullcontext():
         words_kernel[(programs,)](
             seed, words if limit is None else limit, words, threshold, lane, batch * heads, queries, keys,
-            layout.heads, layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM,
-            BLOCK=BLOCK,
+            layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,
         )  # fmt: skip
     return words
 

@@ -27,7 +27,7 @@ from attemper.ops.triton_attention.penalised import with_squares
 from attemper.ops.triton_attention.prepare import drop_table, row_cuts, row_tops
 from attemper.ops.triton_penalties.library import widest
 
-__all__ = ["attention", "attention_and_squares", "plain", "refuse", "squares", "takes"]
+__all__ = ["attention", "attention_and_squares", "plain", "prepared", "refuse", "squares", "takes"]
 
 SQUARES = ("v", "qk")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -94,7 +94,7 @@ def attention(call: Call) -> Tensor:
 
     Under autocast it computes in autocast's dtype, as torch's own kernels do.
     """
-    q, k, v, others, outside = _prepared(call)
+    q, k, v, others, outside = prepared(call)
     if call.packed is None or transformed():
         out = fused_attention(q, k, v, *others)
     else:
@@ -117,12 +117,12 @@ def attention_and_squares(call: Call, bias: Tensor | None, wanted: Sequence[str]
     wanted: of `squares`. "v": ‖V − b_v‖²; "qk": ‖(Q − b_q)(K − b_k)ᵀ‖², summed over heads and samples.
     """
     assert call.packed is not None
-    q, k, v, others, outside = _prepared(call)
+    q, k, v, others, outside = prepared(call)
     out, taken = with_squares(call.packed, bias, q, k, v, "v" in wanted, "qk" in wanted, *others)
     return perturbed_heads(out, outside), dict(zip(wanted, taken.unbind(), strict=True))
 
 
-def _prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], list[tuple[Perturbation, Stream]]]:
+def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], list[tuple[Perturbation, Stream]]]:
     """Q, K and V as kernels take them, their other arguments, and the methods that act outside."""
     seed = call.seed
     if seed is None and len(call.methods) > 0:

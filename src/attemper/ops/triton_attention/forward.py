@@ -3,8 +3,9 @@
 A running maximum costs a comparison per score, a reduction and a rescaling of the accumulator per tile. Here (FIXED)
 the offset of a row is set beforehand, from its scores with the first keys. The weights are the same, as long as the
 row sum stays in the range where neither it nor the weights overflow or vanish. Rows that leave that range, and rows
-that lost all of their keys, are flagged, a flag per FLAG_ROWS rows, and computed again by `repair.py`. In float16 the
-range is too narrow for this, so there the maximum runs along.
+that lost all of their keys, are flagged, a flag per FLAG_ROWS rows, and computed again by `repair.py`; where nothing is
+dropped or masked, by the same program (AT_ONCE). In float16 the range is too narrow for this, so there the maximum runs
+along.
 
 Beside the output, a row stores what the backward pass needs: its log-sum-exp (base 2, as int32 bits) and its row word.
 """
@@ -144,7 +145,7 @@ def forward_tile(
     first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
     hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale, EDGE_M: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr, AT_ONCE: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Everything of one query tile. The pointers stand at the tile's sample and head."""
@@ -207,6 +208,16 @@ def forward_tile(
                 E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         good = (total > LOWEST) & (total < HIGHEST)  # false for NaN
+        if AT_ONCE and tl.min(good.to(tl.int32), 0) == 0:
+            acc = tl.zeros((BM, BEV), tl.float32)
+            total = tl.zeros((BM,), tl.float32)
+            top = tl.full((BM,), -float("inf"), tl.float32)
+            for start in tl.range(0, nk, TAIL_N, num_stages=1):
+                acc, total, seen, top = online_step(
+                    start, acc, total, seen, top, q, words, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n,
+                    table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, TAIL_N, True, False, False,
+                    HARD, CAUSAL, MASK, PRECISION,
+                )  # fmt: skip
     else:
         top = tl.full((BM,), -float("inf"), tl.float32)
         for start in tl.range(0, whole, BN):
@@ -244,7 +255,9 @@ def forward_tile(
         tl.store(lse_ptr + queries, lse)
         if DROP:
             tl.store(words_ptr + queries, words)
-    bad = tl.max(tl.reshape((~good).to(tl.int32), (BM // FLAG_ROWS, FLAG_ROWS)), 1)
+    bad = tl.zeros((BM // FLAG_ROWS,), tl.int32)
+    if not AT_ONCE:
+        bad = tl.max(tl.reshape((~good).to(tl.int32), (BM // FLAG_ROWS, FLAG_ROWS)), 1)
     groups = first // FLAG_ROWS + tl.arange(0, BM // FLAG_ROWS)
     tl.store(flags_ptr + groups, bad, mask=groups * FLAG_ROWS < nq)
 
@@ -256,6 +269,7 @@ def forward_kernel(
     tops_b, tops_h, tops_q, heads, group, nq, nk, scale,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_M: tl.constexpr, TAIL_N: tl.constexpr, FIXED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × head × query tile, tiles fastest. NQ and NK are 0 where sizes are no compile-time constants."""
@@ -284,11 +298,11 @@ def forward_kernel(
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
             hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
-            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, DROP, hard, CAUSAL, MASK, PRECISION,
+            False, E, BE, EV, BEV, BM, BN, TAIL_N, FIXED, AT_ONCE, DROP, hard, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
     else:
         forward_tile(
             first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flags_ptr, table_ptr,
             hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
-            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, DROP, hard, CAUSAL, MASK, PRECISION,
+            True, E, BE, EV, BEV, TAIL_M, BN, TAIL_N, FIXED, AT_ONCE, DROP, hard, CAUSAL, MASK, PRECISION,
         )  # fmt: skip

@@ -108,6 +108,7 @@ def forward(
     masked, mask_strides, kind = mask_arguments(mask, q)
     row_top, tops_strides = tops_arguments(tops, q)
     fixed = plan.fixed and q.dtype != torch.float16
+    plain = fixed and table is None and fill == "none" and kind == "none" and not causal
     arguments = (
         q, k, v, out, stats, stats[-1], flags, stats if table is None else table,
         stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked,
@@ -122,9 +123,9 @@ def forward(
         forward_kernel[(batch * heads * -(-nq // plan.m),)](
             *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=plan.m, BN=plan.n,
             TAIL_M=tail(nq, plan.m, static), TAIL_N=tail(nk, plan.n, static and not causal, kind == "last"),
-            FIXED=fixed, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+            FIXED=fixed, AT_ONCE=plain, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
         )  # fmt: skip
-        if fixed or table is not None:
+        if table is not None or (fixed and not plain):
             repair_kernel[(-(-flags.numel() // SPAN),)](
                 *arguments, flags.numel(), **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1
             )
