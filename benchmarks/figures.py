@@ -2,22 +2,25 @@
 
     python benchmarks/figures.py
 
-A marker names what to show of which file: <!-- figures: summary ops-cpu.json --> … <!-- /figures -->.
+A marker names what to show of which files: <!-- figures: summary ops-cpu.json --> … <!-- /figures -->. Of several files
+each adds what those before it have not measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from pathlib import Path
 
 from attemper.bench import load
-from attemper.bench.results import Report
+from attemper.bench.results import OpsRow, Report, StepRow
 from attemper.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "docs" / "benchmarks.md"]
-MARKED = re.compile(r"(<!-- figures: (\w+) (\S+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- figures: (\w+) (\S+(?: \S+)*) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 
 def bullets(lines: list[str]) -> str:
@@ -37,12 +40,26 @@ KINDS = {
 }
 
 
+def together(one: Report, other: Report) -> Report:
+    """Two reports of one benchmark as one: the rows of the first, and those that it has no figures for."""
+    measured = {key(row) for row in one.rows if row.milliseconds is not None}
+    rows = [row for row in one.rows if row.milliseconds is not None]
+    rows += [row for row in other.rows if key(row) not in measured]
+    return dataclasses.replace(one, rows=tuple(rows))
+
+
+def key(row: OpsRow | StepRow) -> tuple[object, ...]:
+    """What was measured, whatever came out."""
+    return (row.shape, row.family, row.name, row.recipe) if isinstance(row, OpsRow) else (row.recipe, row.mode)
+
+
 def fill(page: str, results: Path = RESULTS) -> str:
     """The page with the figures of the result files between its markers."""
 
     def figures(match: re.Match[str]) -> str:
-        start, kind, name, end = match.groups()
-        return f"{start}\n{KINDS[kind](load(results / name))}\n\n{end}"
+        start, kind, names, end = match.groups()
+        report = functools.reduce(together, (load(results / name) for name in names.split()))
+        return f"{start}\n{KINDS[kind](report)}\n\n{end}"
 
     return MARKED.sub(figures, page)
 

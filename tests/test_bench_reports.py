@@ -266,7 +266,22 @@ def test_figures_that_differ_from_their_file_are_noticed(tmp_path: Path) -> None
     assert script.fill(page.replace("62.4", "52.4"), tmp_path) != page.replace("62.4", "52.4")
 
 
-RESULTS = ["ops-h200.json", "ops-long-h200.json", "ops-cpu.json", "step-cpu.json", "step-compiled-cpu.json"]
+def test_what_one_file_has_not_measured_the_next_one_adds(tmp_path: Path) -> None:
+    script = figures_script()
+    none, dropkey, _ = STEP_REPORT.rows
+    rows = (none, dataclasses.replace(dropkey, ratio=0.5), dataclasses.replace(dropkey, recipe="blur(1.0)"))
+    save(STEP_REPORT, tmp_path / "one.json")
+    save(dataclasses.replace(STEP_REPORT, rows=rows), tmp_path / "two.json")
+    alone, both = (
+        script.fill(f"<!-- figures: summary {names} -->\n<!-- /figures -->", tmp_path)
+        for names in ("one.json", "one.json two.json")
+    )
+    lines, added = alone.splitlines()[1:], "| `blur(1.0)` | 62.4 ms | 1.10 | 1.00 … 1.20 | – |"
+    assert any(line.startswith("| `blur(1.0)` | – |") for line in lines)
+    assert both.splitlines()[1:] == [added if line.startswith("| `blur") else line for line in lines]
+
+
+RESULTS = sorted(path.name for kind in ("ops", "step") for path in (ROOT / "benchmarks/results").glob(f"{kind}-*.json"))
 
 
 @pytest.mark.parametrize("name", RESULTS)
