@@ -17,16 +17,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
-from flash_attn.cute import utils
-from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
-from quack import layout_utils
 
 from attemper.ops.fa4.mods import words_at
+from attemper.ops.fa4.sharing import SharingBackward
 from attemper.ops.fa4.tables import HEADER
 
 __all__ = ["HittingBackward"]
 
-QUADS = 8
 FOUR = ((0, 0), (0, 1), (1, 0), (1, 1))  # of two neighbouring queries and two keys
 GROUPS = 4  # of four logits that are looked at together for marks
 FILL = {"zero": "0f00000000", "neg_inf": "0fFF800000"}
@@ -77,12 +74,8 @@ def _asm(values, others, text, kinds):
     return [type(value)(llvm.extractvalue(value.ir_value().type, results, [i])) for i, value in enumerate(values)]
 
 
-class HittingBackward(FlashAttentionBackwardSm90):
-    """The backward kernel: keys down, queries across, as in `hopper.py`."""
-
-    def __init__(self, *args, **told):
-        super().__init__(*args, **told)
-        self.shuffle_LSE = True  # registers are scarce
+class HittingBackward(SharingBackward):
+    """The backward kernel."""
 
     def mma_one_m_block(self, m_block, *args, softmax_scale_log2, score_mod_fn, score_mod_bwd_fn, **told):
         about = score_mod_fn.keywords
@@ -91,42 +84,29 @@ class HittingBackward(FlashAttentionBackwardSm90):
             m_block,
             *args,
             softmax_scale_log2=softmax_scale_log2 * about["softmax_scale"],
-            score_mod_fn=partial(self._hit, marks, self._words(m_block, **about)),
+            score_mod_fn=partial(self._hit, marks, *self._words(m_block, **about)),
             score_mod_bwd_fn=partial(self._forget, marks),
             **told,
         )
 
     def _words(self, m_block, n_block, batch_idx, head_idx, thr_mma_SdP, aux_data, **_):
-        """This thread's share of `low`, its first query and key, and the addresses of the words of rows and keys."""
+        """This quad's share of `low`; the thread's first query and key, and the addresses of the words of both."""
         keys_at, rows_at, lows_at, heads, queries = aux_data.scalars
-        lows = words_at(lows_at, Float32)
-        lane = cute.arch.lane_idx()
-        row = (batch_idx * heads + head_idx) * queries + m_block * self.tile_m + lane % 4 * 2
-        starts = range(0, self.tile_m, 8 * QUADS)
-        shares = [lows[row + lane // 4 * 8 + start + i] for start in starts for i in range(2)]
-        tile = cute.make_identity_tensor((self.tile_n, self.tile_m))
-        places = layout_utils.reshape_acc_to_mn(thr_mma_SdP.partition_C(tile), transpose=True)
-        return shares, (row, n_block * self.tile_n + places[0, 0][0], rows_at, keys_at)
+        row = self.first_row(m_block, batch_idx, head_idx, heads, queries)
+        shares = self.shares(words_at(lows_at, Float32), row)
+        return shares, (row, self.keys(n_block, thr_mma_SdP)[0], rows_at, keys_at)
 
-    def _hit(self, marks, words, acc_S, m_block):
-        shares, places = words
-        logits = layout_utils.reshape_acc_to_mn(acc_S, transpose=True)
-        lane = cute.arch.lane_idx()
-        fill = self.score_mod.fills
+    def _hit(self, marks, shares, places, acc_S, m_block):
+        logits = self.logits(acc_S)
         for block in range(cute.size(logits, mode=[0]) // 2):
-            lows = [
-                utils.shuffle_sync(shares[2 * (block // QUADS) + i], offset=4 * (block % QUADS) + lane % 4)
-                for i in range(2)
-            ]
-            if block % QUADS == 0:
+            lows = [self.passed_on(shares, 2 * block + i) for i in range(2)]
+            first = 4 * block % 32
+            if first == 0:
                 marks.append(Int32(0))
             each = [
-                HIT_ONE.format(
-                    row=r, column=c, at=2 * r + c, low=10 + r, fill=FILL[fill],
-                    bit=1 << 4 * (block % QUADS) + 2 * r + c,
-                )
-                for r, c in FOUR
-            ]  # fmt: skip
+                HIT_ONE.format(row=r, column=c, at=at, low=10 + r, fill=FILL[self.score_mod.fills], bit=1 << first + at)
+                for at, (r, c) in enumerate(FOUR)
+            ]
             text = HIT.format(
                 first_row=32 * block, second_row=32 * block + 4, first_key=4 * HEADER, second_key=4 * (HEADER + 8),
                 each="".join(each),
@@ -142,11 +122,11 @@ class HittingBackward(FlashAttentionBackwardSm90):
         """No gradient for logits that were set to 0; those set to −inf have none anyway."""
         if self.score_mod.fills != "zero":
             return
-        gradients = layout_utils.reshape_acc_to_mn(acc_dP, transpose=True)
+        gradients = self.logits(acc_dP)
         blocks = cute.size(gradients, mode=[0]) // 2
         for start in range(0, blocks, GROUPS):
             places = [(2 * block + r, c) for block in range(start, min(start + GROUPS, blocks)) for r, c in FOUR]
-            first, count = 4 * (start % QUADS), len(places)
+            first, count = 4 * start % 32, len(places)
             each = [
                 f"and.b32 t, ${2 * count}, {1 << first + i}; setp.ne.b32 k, t, 0; @k mov.b32 ${i}, 0f00000000;"
                 for i in range(count)
@@ -161,6 +141,6 @@ class HittingBackward(FlashAttentionBackwardSm90):
                 {" ".join(each)}
                 DONE:
             }}"""
-            values = _asm([gradients[at] for at in places], [marks[start // QUADS]], text, ("f" * count, ["r"]))
+            values = _asm([gradients[at] for at in places], [marks[4 * start // 32]], text, ("f" * count, ["r"]))
             for at, value in zip(places, values, strict=True):
                 gradients[at] = value

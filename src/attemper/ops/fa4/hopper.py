@@ -19,18 +19,18 @@ from functools import partial
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from flash_attn.cute import interface, utils
+from flash_attn.cute import interface
 from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
 from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
 from quack import layout_utils
 
 from attemper.ops.fa4.hits import HittingBackward
 from attemper.ops.fa4.mods import words_at
+from attemper.ops.fa4.sharing import SharingBackward
 from attemper.ops.fa4.tables import HEADER
 
 __all__ = ["install", "small_tiles"]
 
-QUADS = 8  # groups of four threads in a warp; the matrix product gives each quad one row of eight, and all columns
 GREATEST = 2**31 - 1
 ROOMY = 64  # head width; wider ones have fewer threads, each with registers enough to load words early
 
@@ -108,15 +108,8 @@ class DroppingForward(FlashAttentionForwardSm90):
                 logits[r, c] = _kept(logits[r, c], word, column, limit)
 
 
-class DroppingBackward(FlashAttentionBackwardSm90):
-    """The backward kernel: keys down, queries across. A thread has a few keys, and the words of many queries to find.
-
-    All quads of a warp need the words of the same queries. Each loads a share of them, and they pass them round.
-    """
-
-    def __init__(self, *args, **told):
-        super().__init__(*args, **told)
-        self.shuffle_LSE = True  # registers are scarce
+class DroppingBackward(SharingBackward):
+    """The backward kernel."""
 
     def mma_one_m_block(self, m_block, *args, softmax_scale_log2, mask_fn, score_mod_fn, score_mod_bwd_fn, **told):
         about = score_mod_fn.keywords
@@ -131,28 +124,20 @@ class DroppingBackward(FlashAttentionBackwardSm90):
         )
 
     def _words(self, m_block, n_block, batch_idx, head_idx, thr_mma_SdP, seqlen_info, aux_data, **_):
-        """This thread's share of the words of queries, the words of its keys, and a limit for each key."""
+        """This quad's share of the words of queries, the words of the thread's keys, and a limit for each key."""
         keys_at, rows_at, heads, queries = aux_data.scalars
-        keys_table, row_words = words_at(keys_at), words_at(rows_at)
-        lane = cute.arch.lane_idx()
-        row = (batch_idx * heads + head_idx) * queries + m_block * self.tile_m + lane // 4 * 8 + lane % 4 * 2
-        at_once = 8 * QUADS
-        shares = [row_words[row + start + i] for start in range(0, self.tile_m, at_once) for i in range(2)]
-        tile = cute.make_identity_tensor((self.tile_n, self.tile_m))
-        places = layout_utils.reshape_acc_to_mn(thr_mma_SdP.partition_C(tile), transpose=True)
-        keys = [n_block * self.tile_n + places[0, c][0] for c in range(cute.size(places, mode=[1]))]
+        keys_table = words_at(keys_at)
+        shares = self.shares(words_at(rows_at), self.first_row(m_block, batch_idx, head_idx, heads, queries))
+        keys = self.keys(n_block, thr_mma_SdP)
         columns = [keys_table[key + HEADER] for key in keys]
         limit = _limit(keys_table)
         limits = [cutlass.select_(key < seqlen_info.seqlen_k, limit, Int32(GREATEST)) for key in keys]
         return shares, columns, limits
 
     def _drop(self, shares, columns, limits, acc_S, m_block):
-        logits = layout_utils.reshape_acc_to_mn(acc_S, transpose=True)
-        lane = cute.arch.lane_idx()
+        logits = self.logits(acc_S)
         for r in range(cute.size(logits, mode=[0])):
-            block, i = divmod(r, 2)  # a quad has two neighbours of every eight queries
-            share = shares[2 * (block // QUADS) + i]
-            word = utils.shuffle_sync(share, offset=4 * (block % QUADS) + lane % 4)
+            word = self.passed_on(shares, r)
             for c, (column, limit) in enumerate(zip(columns, limits, strict=True)):
                 logits[r, c] = _kept(logits[r, c], word, column, limit)
 

@@ -72,7 +72,7 @@ def pass_gradient(grad, score, batch_idx, head_idx, q_idx, kv_idx, seqlen_info, 
 
 
 SOURCE = hashlib.sha256(
-    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("mods.py", "hopper.py", "hits.py"))
+    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("mods.py", "hopper.py", "hits.py", "sharing.py"))
 )
 
 
