@@ -12,7 +12,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
 from attemper.patching import Action, Control, state_of
 
-__all__ = ["PatchAction", "from_patches", "to_patches"]
+__all__ = ["PatchAction", "ReuseAction", "from_patches", "to_patches"]
 
 
 @dataclass
@@ -38,6 +38,31 @@ class PatchAction(Action):
             embedded = F.linear(patches, weight, cast("Tensor | None", module.bias))
             return embedded.transpose(1, 2).unflatten(2, grid)
         return forward(from_patches(patches, image, grid, self.patch), *args[1:], **kwargs)
+
+
+@dataclass
+class ReuseAction(Action):
+    """Embeds the same image once for two passes that are compared: up to the first block they are equal.
+
+    If the image is changed in place between them, backward says so, as the gradient of the embedding needs it.
+    """
+
+    control: Control
+    name: str
+
+    def acts(self, training: bool) -> bool:
+        return self.control.embedded is not None
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        memory, image = self.control.embedded, args[0]
+        assert memory is not None
+        first = memory.get(self.name)
+        if self.control.muted and first is not None and first[0] is image:
+            return first[1]
+        tokens = forward(*args, **kwargs)
+        if not self.control.muted and cast(Tensor, module.weight).requires_grad:
+            memory[self.name] = (image, tokens)
+        return tokens
 
 
 def to_patches(image: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:

@@ -58,6 +58,8 @@ class Control:
     ledger: list[Entry] = field(default_factory=list)
     padding: dict[int, Tensor] = field(default_factory=dict)
     """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
+    embedded: dict[str, tuple[Tensor, Tensor]] | None = None
+    """While two passes are compared: the image and the tokens of every patch embedding in the first one."""
 
     def on(self, training: bool) -> bool:
         """Whether what acts in training acts now."""
@@ -86,7 +88,7 @@ class Control:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ledger": [], "padding": {}}
+        return {**self.__dict__, "ledger": [], "padding": {}, "embedded": None}
 
 
 class Action:

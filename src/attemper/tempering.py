@@ -193,16 +193,17 @@ class Tempered:
             batch, and one has more predictions that count than another.
         """
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
-        first = forward()
         if comparison is None or comparison.strength == 0 or not self.model.training:
-            return self._with_penalty(_weighted(criterion(first), weight))
-        penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
-        self.control.muted = True
+            return self._with_penalty(_weighted(criterion(forward()), weight))
+        self.control.embedded = {}
         try:
+            first = forward()
+            penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
+            self.control.muted = True
             with frozen_batch_norm(self.model):
                 second = forward()
         finally:
-            self.control.muted = False
+            self.control.muted, self.control.embedded = False, None
         divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
         return penalised + _weighted(criterion(second) / 2 + comparison.strength * divergence, weight)
 

@@ -18,7 +18,7 @@ from attemper.actions import (
     TokenAction,
 )
 from attemper.composition import check_composition
-from attemper.embedding import PatchAction
+from attemper.embedding import PatchAction, ReuseAction
 from attemper.errors import ConflictError, NoSiteError
 from attemper.methods.base import Method, Place
 from attemper.methods.broadcast import ContextBroadcast
@@ -160,6 +160,9 @@ class Wiring:
                     self.actions.append((patch.module, PatchAction(self.control, place, method, patch.patch)))
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
                 self.wire_blocks(method)
+        if any(isinstance(method, LossTerm) for method in self.methods):
+            if not any(isinstance(method, PatchMap) for method in self.methods):  # which may be random
+                self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
         if any(self.acts_in_eval(method) for method in self.methods):
             self.switch_off_fast_path()
         if self.methods:
