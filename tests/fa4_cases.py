@@ -1,6 +1,6 @@
 """impl="fa4" without its GPU: the words in Triton's interpreter, and plain torch in the place of the two kernels.
 
-`test_fa4.py` runs this file with TRITON_INTERPRET=1. The kernels here read the buffer of words as `mods.py` does, so
+`test_fa4.py` runs this file with TRITON_INTERPRET=1. The kernels here read the buffer of words as the real ones do, so
 what is tested is everything round them: words, lanes, methods outside of softmax, autograd, compilers.
 """
 

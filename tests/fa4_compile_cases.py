@@ -9,20 +9,17 @@ import contextlib
 import os
 import sys
 
-os.environ.update(FLASH_ATTENTION_ARCH="sm_90", CUTE_DSL_ARCH="sm_90a", FLASH_ATTENTION_NUM_SMS="132")
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attemper.ops.fa4 import library
-
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-torch.cuda.device = lambda device: contextlib.nullcontext()
 TOKENS = 577
+CASES = ((False, 4, "none"), (True, 4, "none"), (False, 2, "none"), (False, 4, "zero"), (False, 2, "neg_inf"))
 
 
 def compile_kernels(width: int, causal: bool, kv_heads: int, fill: str) -> None:
     """Both passes of one kind of call; backward alone of hard masking."""
+    from attemper.ops.fa4 import library
+
     batch, heads = 2, 4
     with FakeTensorMode():
         q, k, v = (
@@ -36,5 +33,9 @@ def compile_kernels(width: int, causal: bool, kv_heads: int, fill: str) -> None:
         library._backward(out, q, k, v, out, stats, words, width**-0.5, causal, False, fill)
 
 
-for case in ((False, 4, "none"), (True, 4, "none"), (False, 2, "none"), (False, 4, "zero"), (False, 2, "neg_inf")):
-    compile_kernels(int(sys.argv[1]), *case)
+if __name__ == "__main__":
+    os.environ.update(FLASH_ATTENTION_ARCH="sm_90", CUTE_DSL_ARCH="sm_90a", FLASH_ATTENTION_NUM_SMS="132")
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.device = lambda device: contextlib.nullcontext()
+    for case in CASES:
+        compile_kernels(int(sys.argv[1]), *case)

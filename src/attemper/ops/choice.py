@@ -99,7 +99,7 @@ TABLE = (
     ),
     Preference(
         "methods inside of softmax, long rows in half precision on a GPU",
-        lambda call: _is_long(call, VERY_LONG if _hits_largest(call) else LONG),
+        lambda call: _is_long(call, LONG) and (_is_long(call, VERY_LONG) or not _hits_largest(call)),
         ("fa4", "triton", "reference"),
         "with DropKey it takes 0.97 times as long as torch's fastest kernel without, our own 1.21 (H200, 4096 tokens)",
     ),

@@ -61,10 +61,10 @@ def _dropping(words: Tensor | None, q: Tensor, k: Tensor, causal: bool, kind: Ki
         return {"causal": causal}
     from cutlass import Int32, Int64
 
-    from attemper.ops.fa4 import mods
+    from attemper.ops.fa4.kernels import mods
 
     if is_hopper(q.device):
-        from attemper.ops.fa4 import hopper
+        from attemper.ops.fa4.kernels import hopper
 
         hopper.install()
     batch, heads, queries, _ = q.shape
@@ -81,7 +81,7 @@ def _hitting(
     """What FlashAttention-4 is told about hard masking, and in which context."""
     from cutlass import Int32, Int64
 
-    from attemper.ops.fa4 import hopper, mods
+    from attemper.ops.fa4.kernels import hopper, mods
 
     hopper.install()
     batch, heads, queries, _ = q.shape
@@ -115,7 +115,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    from attemper.ops.fa4 import mods
+    from attemper.ops.fa4.kernels import mods
 
     dq, dk, dv = (_token_major(t, t.shape[3]) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]

@@ -1,4 +1,4 @@
-"""The random words of one call, in memory, from a seed on the device: what `mods.py` reads.
+"""The random words of one call, in memory, from a seed on the device: what `kernels` read.
 
 One buffer of int32 words: the limit below which keys are dropped, a word that only aligns the next ones, the column
 word of every key, and the row words (B, H, Nq). A row that would lose all of the keys it sees has the word 0. Every

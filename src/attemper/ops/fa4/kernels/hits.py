@@ -18,8 +18,8 @@ from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
-from attemper.ops.fa4.mods import words_at
-from attemper.ops.fa4.sharing import SharingBackward
+from attemper.ops.fa4.kernels.mods import words_at
+from attemper.ops.fa4.kernels.sharing import SharingBackward
 from attemper.ops.fa4.tables import HEADER
 
 __all__ = ["HittingBackward"]

@@ -24,9 +24,9 @@ from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
 from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
 from quack import layout_utils
 
-from attemper.ops.fa4.hits import HittingBackward
-from attemper.ops.fa4.mods import words_at
-from attemper.ops.fa4.sharing import SharingBackward
+from attemper.ops.fa4.kernels.hits import HittingBackward
+from attemper.ops.fa4.kernels.mods import words_at
+from attemper.ops.fa4.kernels.sharing import SharingBackward
 from attemper.ops.fa4.tables import HEADER
 
 __all__ = ["install", "small_tiles"]

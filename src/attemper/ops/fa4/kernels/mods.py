@@ -71,9 +71,7 @@ def pass_gradient(grad, score, batch_idx, head_idx, q_idx, kv_idx, seqlen_info, 
     return grad
 
 
-SOURCE = hashlib.sha256(
-    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("mods.py", "hopper.py", "hits.py", "sharing.py"))
-)
+SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 class HitMod:
@@ -91,6 +89,6 @@ class HitMod:
 
 
 for _mod in (mask_mod, causal_mask_mod, score_mod, pass_gradient):
-    # FlashAttention-4 finds its compiled kernels by this name. Its own would miss what a mod calls, and `hopper.py`.
+    # FlashAttention-4 finds its compiled kernels by this name. Its own would miss what a mod calls, and other files.
     _mod.__cute_hash__ = f"{SOURCE.hexdigest()} {_mod.__name__}"
     _mod.drops_keys = True
