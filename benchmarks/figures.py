@@ -41,16 +41,20 @@ KINDS = {
 
 
 def together(one: Report, other: Report) -> Report:
-    """Two reports of one benchmark as one: the rows of the first, and those that it has no figures for."""
+    """Two reports of one benchmark as one: of each shape, or recipe in a mode, those rows that have figures first."""
+    kinds = [(report.benchmark, report.head.machine.device, report.head.dtype) for report in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"{kinds[0]} and {kinds[1]} do not go into one table")
     measured = {key(row) for row in one.rows if row.milliseconds is not None}
-    rows = [row for row in one.rows if row.milliseconds is not None]
-    rows += [row for row in other.rows if key(row) not in measured]
+    added = {key(row) for row in other.rows if row.milliseconds is not None} - measured
+    rows = [row for row in one.rows if key(row) not in added]
+    rows += [row for row in other.rows if key(row) in added or key(row) not in {key(known) for known in rows}]
     return dataclasses.replace(one, rows=tuple(rows))
 
 
-def key(row: OpsRow | StepRow) -> tuple[object, ...]:
-    """What was measured, whatever came out."""
-    return (row.shape, row.family, row.name, row.recipe) if isinstance(row, OpsRow) else (row.recipe, row.mode)
+def key(row: OpsRow | StepRow) -> object:
+    """What a row is part of: candidates at one shape are compared with each other, so they stay together."""
+    return row.shape if isinstance(row, OpsRow) else (row.recipe, row.mode)
 
 
 def fill(page: str, results: Path = RESULTS) -> str:

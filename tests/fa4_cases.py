@@ -19,7 +19,7 @@ from attemper.ops.fa4.mixed import restated
 from attemper.ops.fa4.tables import HEADER, call_words, layout_of
 from attemper.ops.perturbation import Perturbation, rescue
 from attemper.ops.stream import column_words, keep_mask, stream_words, threshold
-from attemper.ops.triton_attention.prepare import drop_table
+from attemper.ops.triton_attention.prepare import drop_table, row_cuts
 
 
 def logits_of(q: Tensor, k: Tensor) -> Tensor:
@@ -125,6 +125,17 @@ def test_what_the_forward_kernel_of_ours_leaves_becomes_the_words_and_log_sum_ex
     torch.testing.assert_close(lse.view(torch.float32), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_the_log_sum_exp_of_hard_masking_is_that_of_the_masked_logits() -> None:
+    seed, (q, k) = torch.tensor(5), torch.randn(2, 2, 3, 29, 16)
+    hard = drop_table(seed, threshold(0.5), 29)
+    cuts = row_cuts(q, k, None, None, None, hard, 0.25, False, 5, False)
+    _, stats = torch.ops.attemper.mixed_attention(q, k, k, None, 0.25, cuts, hard, "zero")
+    words, lse = restated(stats, hard, 29, 29, cuts, 0.25)
+    wanted = (0.25 * logits_of(q, k)).masked_fill(hits(q, k, words), 0.0).logsumexp(-1)
+    torch.testing.assert_close(lse.view(torch.float32).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert hits(q, k, words).sum() > 100
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     "methods",
@@ -191,6 +202,10 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.attemper.mixed_attention, (*narrow, table, 0.25))
     stats = torch.ops.attemper.mixed_attention(*narrow, table, 0.25)[1]
     torch.library.opcheck(torch.ops.attemper.fa4_restated, (stats, table, 33, 33))
+    cuts = row_cuts(*(t.detach() for t in narrow[:2]), None, None, None, table, 0.25, False, 5, False)
+    torch.library.opcheck(torch.ops.attemper.mixed_attention, (*narrow, None, 0.25, cuts, table, "zero"))
+    stats = torch.ops.attemper.mixed_attention(*narrow, None, 0.25, cuts, table, "zero")[1]
+    torch.library.opcheck(torch.ops.attemper.fa4_restated, (stats, table, 33, 33, cuts, 0.25))
 
 
 def test_autocast_computes_in_its_dtype() -> None:
@@ -206,7 +221,7 @@ def test_deterministic_gradients_are_asked_for(monkeypatch: pytest.MonkeyPatch) 
     backward = torch.ops.attemper.fa4_attention_backward
 
     def listen(*arguments: object) -> object:
-        asked.append(arguments[-1])
+        asked.append(arguments[9])
         return backward(*arguments)
 
     monkeypatch.setattr(torch.ops.attemper, "fa4_attention_backward", listen)

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import attemper
+from attemper.methods import TokenGraying
 from families import FAMILIES, build
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -101,13 +103,60 @@ def test_an_error_leaves_nothing_behind() -> None:
     assert not tempered.control.muted
 
 
-def test_patches_that_a_method_maps_are_mapped_in_both_passes(convolutions: list[Tensor]) -> None:
+def test_patches_that_a_method_maps_are_mapped_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, image = vit()
+    mapped, run = [], TokenGraying.map_patches
+    monkeypatch.setattr(TokenGraying, "map_patches", lambda self, patches: mapped.append(1) or run(self, patches))
+    gradients(model, f"graying(dct) + {RECIPE}", lambda model: lambda: model(image))
+    assert len(mapped) == 2
+
+
+class Restless(nn.Module):
+    """A model that embeds two images, adds to the tokens in place, and looks at them once more without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build(FAMILY["timm-vit"])
+        self.model.get_submodule("patch_embed.proj").register_forward_hook(lambda module, args, out: out.add_(1.0))
+
+    def forward(self, image: Tensor, other: Tensor) -> Tensor:
+        out = self.model(image) + self.model(other)
+        with torch.no_grad():
+            again = self.model(image)
+        return out + again
+
+
+def test_whatever_a_model_does_round_its_embedding_nothing_changes(convolutions: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model, image = Restless().train(), torch.randn(2, 3, 32, 32)
+    twin, other = copy.deepcopy(model), torch.randn(2, 3, 32, 32)
+    given = gradients(model, RECIPE, lambda model: lambda: model(image, other))
+    assert len(convolutions) == 3  # and in the second pass all three are remembered
+    wanted = gradients(twin, RECIPE, lambda model: lambda: model(image.clone(), other.clone()))
+    for one, two in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_models_embed_in_every_pass(reentrant: bool) -> None:
     model, image = vit()
     twin = copy.deepcopy(model)
-    given = gradients(model, f"graying(dct) + {RECIPE}", lambda model: lambda: model(image))
-    wanted = gradients(twin, f"graying(dct) + {RECIPE}", lambda model: lambda: model(image.clone()))
+    image.requires_grad_()  # without which a reentrant checkpoint has no gradient
+
+    def forward(model: nn.Module) -> Callable[[], Tensor]:
+        return lambda: checkpoint(model, image, use_reentrant=reentrant)
+
+    given = gradients(model, RECIPE, forward)
+    wanted = gradients(twin, RECIPE, lambda model: lambda: model(image.clone()))
     for one, other in zip(given, wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_an_image_may_be_given_by_name() -> None:
+    model, image = vit()
+    embedding = model.get_submodule("patch_embed.proj")
+    tempered = attemper.apply(model, RECIPE)
+    tempered.loss(lambda: embedding(input=image), square)
 
 
 def compiled(model: nn.Module, graphs: list[int]) -> Callable[..., Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
-from attemper.patching import Action, Control, state_of
+from attemper.patching import Action, Control, hooks_saved_tensors, state_of
 
 __all__ = ["PatchAction", "ReuseAction", "from_patches", "to_patches"]
 
@@ -54,14 +55,18 @@ class ReuseAction(Action):
         return self.control.embedded is not None
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        memory, image = self.control.embedded, args[0]
-        assert memory is not None
-        first = memory.get(self.name)
-        if self.control.muted and first is not None and first[0] is image:
-            return first[1]
+        memory = self.control.embedded
+        # What is checkpointed runs once more in backward, where nothing is remembered: it must do the same now.
+        if memory is None or not args or (not torch.compiler.is_compiling() and hooks_saved_tensors()):
+            return forward(*args, **kwargs)
+        if self.control.muted:
+            for name, image, tokens in memory:
+                if name == self.name and image is args[0]:
+                    return tokens.clone()  # the model may add to its own in place
+            return forward(*args, **kwargs)
         tokens = forward(*args, **kwargs)
-        if not self.control.muted and cast(Tensor, module.weight).requires_grad:
-            memory[self.name] = (image, tokens)
+        if tokens.requires_grad and cast(Tensor, module.weight).requires_grad:
+            memory.append((self.name, args[0], tokens.clone()))
         return tokens
 
 

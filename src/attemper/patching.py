@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from attemper.errors import UnmetError
 from attemper.methods.base import Method
 
-__all__ = ["KEY", "Action", "Control", "ModuleState", "add_action", "is_tempered", "override", "restore", "state_of"]
+__all__ = [
+    "KEY",
+    "Action",
+    "Control",
+    "ModuleState",
+    "add_action",
+    "hooks_saved_tensors",
+    "is_tempered",
+    "override",
+    "restore",
+    "state_of",
+]
 
 KEY = "_attemper"
 """The one attribute that a tempered module has more than before."""
@@ -58,8 +69,8 @@ class Control:
     ledger: list[Entry] = field(default_factory=list)
     padding: dict[int, Tensor] = field(default_factory=dict)
     """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
-    embedded: dict[str, tuple[Tensor, Tensor]] | None = None
-    """While two passes are compared: the image and the tokens of every patch embedding in the first one."""
+    embedded: list[tuple[str, Tensor, Tensor]] | None = None
+    """While two passes are compared: the name, the image and the tokens of every patch embedding in the first one."""
 
     def on(self, training: bool) -> bool:
         """Whether what acts in training acts now."""
@@ -81,7 +92,7 @@ class Control:
             entry = replace(entry, value=entry.value / self.batch_share)
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
             self.ledger.append(entry)
-        elif torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        elif not hooks_saved_tensors():
             raise UnmetError(
                 f"'{entry.site}' is checkpointed with use_reentrant=True, where its penalties are known in "
                 "the backward pass only, too late to be counted; use_reentrant=False can count them"
@@ -89,6 +100,11 @@ class Control:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "ledger": [], "padding": {}, "embedded": None}
+
+
+def hooks_saved_tensors() -> bool:
+    """Whether what autograd saves goes through hooks, as in a checkpoint, which will compute it once more."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 class Action:

@@ -195,7 +195,7 @@ class Tempered:
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
         if comparison is None or comparison.strength == 0 or not self.model.training:
             return self._with_penalty(_weighted(criterion(forward()), weight))
-        self.control.embedded = {}
+        self.control.embedded = []
         try:
             first = forward()
             penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))

@@ -161,7 +161,7 @@ class Wiring:
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
                 self.wire_blocks(method)
         if any(isinstance(method, LossTerm) for method in self.methods):
-            if not any(isinstance(method, PatchMap) for method in self.methods):  # which may be random
+            if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
                 self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
         if any(self.acts_in_eval(method) for method in self.methods):
             self.switch_off_fast_path()

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from attemper.ops.call import Call
+from attemper.ops.outside import is_outside
 
 __all__ = ["TABLE", "Preference", "is_short", "preference"]
 
 SHORT = 1024  # tokens; there ours and torch's are even, at 4096 torch's is ahead by 3 %
 LONG = 1024  # tokens; below, the time that FlashAttention-4's launch takes on the host is felt
-VERY_LONG = 2048  # tokens; at 1024 our backward kernel is faster with hard masking, at 4096 FlashAttention-4's
+VERY_LONG = 2048  # tokens; at 1024 our backward kernel is faster with hard masking; causal calls were not timed
 NARROW = 64  # head width; at 128 torch's kernels are ahead
 
 
@@ -38,11 +39,11 @@ def _shares_keys(call: Call) -> bool:
 
 
 def _stays_outside(call: Call) -> bool:
-    return all(set(method.stages) <= {"keys", "heads"} for method in call.methods)
+    return all(is_outside(method) for method in call.methods)
 
 
-def _hits_largest(call: Call) -> bool:
-    return any(method.largest_drop(call.k.shape[2]) is not None for method in call.methods)
+def _gains_early(call: Call) -> bool:
+    return not (call.is_causal or any(method.largest_drop(call.k.shape[2]) is not None for method in call.methods))
 
 
 def _is_half(call: Call) -> bool:
@@ -99,7 +100,7 @@ TABLE = (
     ),
     Preference(
         "methods inside of softmax, long rows in half precision on a GPU",
-        lambda call: _is_long(call, LONG) and (_is_long(call, VERY_LONG) or not _hits_largest(call)),
+        lambda call: _is_long(call, LONG) and (_is_long(call, VERY_LONG) or _gains_early(call)),
         ("fa4", "triton", "reference"),
         "with DropKey it takes 0.97 times as long as torch's fastest kernel without, our own 1.21 (H200, 4096 tokens)",
     ),

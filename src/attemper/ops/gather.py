@@ -19,7 +19,7 @@ from torch import Tensor
 from attemper.ops import triton_attention, triton_keys
 from attemper.ops.call import Call
 from attemper.ops.choice import is_short
-from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.outside import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import DrawnKeys, draw
 
 __all__ = ["attention", "refuse"]
@@ -37,7 +37,7 @@ def _refuse_methods(call: Call) -> str | None:
             "gathers keys that all queries share, as in DropKey(0.3, share='heads'), and no method of this call does so"
         )
     others = [m for m, count in zip(call.methods, counts, strict=True) if count is None]
-    inside = [type(m).__name__ for m in others if not set(m.stages) <= {"keys", "heads"}]
+    inside = [type(m).__name__ for m in others if not is_outside(m)]
     if inside:
         return f"torch's kernels cannot do what {', '.join(inside)} does inside of softmax"
     if len(call.methods) - len(others) > 1:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from attemper.ops.call import Call
-from attemper.ops.perturbation import Drawn
+from attemper.ops.perturbation import Drawn, Perturbation
 
-__all__ = ["perturbed_heads", "perturbed_keys", "refuse_keys"]
+__all__ = ["is_outside", "perturbed_heads", "perturbed_keys", "refuse_keys"]
+
+
+def is_outside(method: Perturbation) -> bool:
+    """Whether a method leaves softmax itself alone."""
+    return set(method.stages) <= {"keys", "heads"}
 
 
 def refuse_keys(call: Call) -> str | None:

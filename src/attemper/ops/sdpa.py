@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.ops.call import Call
-from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.outside import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import draw
 
 __all__ = ["attention", "refuse"]
@@ -15,7 +15,7 @@ __all__ = ["attention", "refuse"]
 
 def refuse(call: Call) -> str | None:
     """Why the stock kernels cannot serve this call, or None."""
-    inside = [type(m).__name__ for m in call.methods if not set(m.stages) <= {"keys", "heads"}]
+    inside = [type(m).__name__ for m in call.methods if not is_outside(m)]
     if inside:
         return f"torch's kernels cannot do what {', '.join(inside)} does inside of softmax"
     if call.is_causal and call.attn_mask is not None:

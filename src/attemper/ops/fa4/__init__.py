@@ -17,10 +17,9 @@ from attemper.ops.call import Call
 from attemper.ops.fa4.library import fa4_attention, is_hopper
 from attemper.ops.fa4.mixed import mixed_attention
 from attemper.ops.fa4.tables import LARGEST_RATE, call_words
-from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
-from attemper.ops.perturbation import Perturbation
-from attemper.ops.seed import draw_seed
-from attemper.ops.stream import Stream, live_threshold
+from attemper.ops.outside import is_outside, perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.perturbation import Perturbation, draw
+from attemper.ops.stream import live_threshold
 from attemper.ops.triton_attention import prepared
 
 __all__ = ["attention", "refuse"]
@@ -64,7 +63,7 @@ def _refuse_device(call: Call) -> str | None:
 
 
 def _refuse_methods(call: Call) -> str | None:
-    inside = [method for method in call.methods if not _is_outside(method)]
+    inside = [method for method in call.methods if not is_outside(method)]
     for method in inside:
         if method.independent_drop is None and not _hits(call, method):
             return (
@@ -91,10 +90,6 @@ def _refuse_hits(call: Call) -> str | None:
     if call.is_causal or call.scale <= 0:
         return "masks the largest logits only where attention is not causal and its scale is positive"
     return None
-
-
-def _is_outside(method: Perturbation) -> bool:
-    return set(method.stages) <= {"keys", "heads"}
 
 
 def _refuse_tensors(call: Call) -> str | None:
@@ -126,17 +121,15 @@ def attention(call: Call) -> Tensor:
     if _mixes(call):
         q, k, v, (_, table, scale, _, _, *hard), outside = prepared(call)
         return perturbed_heads(mixed_attention(q, k, v, table, scale, *hard), outside)
-    seed = call.seed
-    if seed is None and len(call.methods) > 0:
-        seed = draw_seed(call.q)
-    lanes = sorted(enumerate(call.methods), key=lambda pair: pair[1].order)
-    outside = [(method, Stream(seed, lane)) for lane, method in lanes if seed is not None and _is_outside(method)]
+    drawn = draw(call.methods, call.seed, call.q)
+    outside = [(method, stream) for method, stream in drawn if is_outside(method)]
     dtype, words = _dtype(call), None
     q, k, v = call.q.to(dtype), perturbed_keys(call, outside).to(dtype), call.v.to(dtype)
-    for lane, method in lanes:
+    for method, stream in drawn:
         rate = method.independent_drop
-        if seed is not None and rate is not None:
-            words = call_words(seed, live_threshold(rate, q.device), lane, call.shape, call.is_causal)
+        if rate is not None:
+            limit = live_threshold(rate, q.device)
+            words = call_words(stream.seed, limit, stream.lane, call.shape, call.is_causal)
     return perturbed_heads(fa4_attention(q, k, v, words, call.scale, call.is_causal), outside)
 
 

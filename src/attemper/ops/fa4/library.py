@@ -2,15 +2,14 @@
 
 Its forward and backward kernels are called by themselves: its own autograd function would hide the call from compilers.
 
-The forward pass drops by a mask_mod, the backward pass by a score_mod, where keys outside of the sequence are masked
-without asking twice. Two exceptions: a causal forward kernel skips tiles only without a mask_mod, and the backward
-kernel for Blackwell mistakes queries under a score_mod where heads share keys.
+The forward pass drops by a mask_mod, or, as a causal kernel skips tiles only without one, by a score_mod. The backward
+pass drops by a score_mod, where keys outside of the sequence are masked without asking twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from attemper.ops.fa4.tables import layout_of
 __all__ = ["fa4_attention", "is_hopper"]
 
 HOPPER = 9  # its compute capability
-Kind = Literal["mask", "score"]
 
 torch.library.define(
     "attemper::fa4_attention",
@@ -55,8 +53,8 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER
 
 
-def _dropping(words: Tensor | None, q: Tensor, k: Tensor, causal: bool, kind: Kind) -> dict[str, Any]:
-    """What FlashAttention-4 is told about dropping keys and about being causal."""
+def _dropping(words: Tensor | None, q: Tensor, k: Tensor, causal: bool, by_mask: bool) -> dict[str, Any]:
+    """What FlashAttention-4 is told about dropping keys, by a mask_mod or by a score_mod, and about being causal."""
     if words is None:
         return {"causal": causal}
     from cutlass import Int32, Int64
@@ -70,9 +68,7 @@ def _dropping(words: Tensor | None, q: Tensor, k: Tensor, causal: bool, kind: Ki
     batch, heads, queries, _ = q.shape
     at, rows_at = words.data_ptr(), layout_of(batch, heads, queries, k.shape[2]).rows
     told: dict[str, Any] = {"aux_scalars": (Int64(at), Int64(at + 4 * rows_at), Int32(heads), Int32(queries))}
-    if kind == "mask":
-        return told | {"mask_mod": mods.causal_mask_mod if causal else mods.mask_mod}
-    return told | {"causal": causal, "score_mod": mods.score_mod}
+    return told | {"causal": causal, **({"mask_mod": mods.mask_mod} if by_mask else {"score_mod": mods.score_mod})}
 
 
 def _hitting(
@@ -104,7 +100,7 @@ def _forward(
             pack_gqa=False,
             out=out,
             lse=stats.view(torch.float32),
-            **_dropping(words, q, k, causal, "score" if causal else "mask"),
+            **_dropping(words, q, k, causal, by_mask=not causal),
         )
     return out.transpose(1, 2), stats
 
@@ -118,10 +114,9 @@ def _backward(
     from attemper.ops.fa4.kernels import mods
 
     dq, dk, dv = (_token_major(t, t.shape[3]) for t in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
     tiles: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if fill == "none" or words is None:
-        told = _dropping(words, q, k, causal, "mask" if grouped and not is_hopper(q.device) else "score")
+        told = _dropping(words, q, k, causal, by_mask=False)
     else:
         told, tiles = _hitting(words, q, k, fill)
     if "score_mod" in told:

@@ -61,7 +61,7 @@ def words_kernel(
         tl.store(words_ptr + rows_at + row, row_word.to(tl.int32, bitcast=True), mask=row < total + ROOM)
 
 
-@triton.jit(do_not_specialize=["plane", "stride", "total", "queries", "keys", "rows_at"])
+@triton.jit(do_not_specialize=["plane", "stride", "total", "queries", "keys", "rows_at", "lows_at"])
 def restate_kernel(
     stats_ptr, cuts_ptr, table_ptr, words_ptr, lse_ptr, plane, stride, total, queries, keys, rows_at, lows_at, scale,
     HARD: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from attemper.ops.call import Call
-from attemper.ops.outside import perturbed_heads, perturbed_keys, refuse_keys
-from attemper.ops.perturbation import Perturbation
-from attemper.ops.seed import draw_seed
-from attemper.ops.stream import Stream, live_threshold
+from attemper.ops.outside import is_outside, perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.perturbation import Drawn, draw
+from attemper.ops.stream import live_threshold
 from attemper.ops.triton_attention import vmap  # noqa: F401, registers its rules
 from attemper.ops.triton_attention.library import fused_attention, transformed
 from attemper.ops.triton_attention.packed import either
@@ -62,19 +61,15 @@ def _refuse_methods(call: Call) -> str | None:
             drops += 1
         elif method.largest_drop(call.k.shape[2]) is not None:
             largest += 1
-        elif not _is_outside(method):
+        elif not is_outside(method):
             return (
                 "knows only methods that drop every key independently, such as DropKey(0.1), or the largest logits, "
                 f"such as HardMask(0.1), inside of softmax, not {method}"
             )
     if drops > 1 or largest > 1:
-        names = ", ".join(type(method).__name__ for method in call.methods if not _is_outside(method))
+        names = ", ".join(type(method).__name__ for method in call.methods if not is_outside(method))
         return f"takes one method of a kind inside of softmax, and this call has {drops + largest}: {names}"
     return None
-
-
-def _is_outside(method: Perturbation) -> bool:
-    return set(method.stages) <= {"keys", "heads"}
 
 
 def _refuse_tensors(call: Call) -> str | None:
@@ -122,26 +117,22 @@ def attention_and_squares(call: Call, bias: Tensor | None, wanted: Sequence[str]
     return perturbed_heads(out, outside), dict(zip(wanted, taken.unbind(), strict=True))
 
 
-def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], list[tuple[Perturbation, Stream]]]:
+def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn]:
     """Q, K and V as kernels take them, their other arguments, and the methods that act outside."""
-    seed = call.seed
-    if seed is None and len(call.methods) > 0:
-        seed = draw_seed(call.q)
-    lanes = sorted(enumerate(call.methods), key=lambda pair: pair[1].order)
-    outside = [(method, Stream(seed, lane)) for lane, method in lanes if seed is not None and _is_outside(method)]
+    drawn = draw(call.methods, call.seed, call.q)
+    outside = [(method, stream) for method, stream in drawn if is_outside(method)]
     q, k, v = _in_autocasts_dtype(call.q, perturbed_keys(call, outside), call.v)
     device = q.device
     mask, tops = _mask_and_tops(call)
     table, cuts, hard, fill = None, None, None, "none"
     keys = k.shape[2]
-    for lane, method in lanes:
+    for method, stream in drawn:
         rate, largest = method.independent_drop, method.largest_drop(keys)
-        if seed is None or (rate is None and largest is None):
-            continue
         if rate is not None:
-            table = drop_table(seed, live_threshold(rate, device), keys, lane)
+            table = drop_table(stream.seed, live_threshold(rate, device), keys, stream.lane)
         elif largest is not None:
-            hard, fill = drop_table(seed, live_threshold(largest.p, device), keys, lane), largest.fill
+            hard = drop_table(stream.seed, live_threshold(largest.p, device), keys, stream.lane)
+            fill = largest.fill
             # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
             cuts = row_cuts(
                 *(q.detach(), k.detach(), mask, tops, table, hard),

@@ -143,7 +143,7 @@ class DroppingBackward(SharingBackward):
 
 
 def _forward(*args, mask_mod=None, score_mod=None, **told):
-    ours = any(hasattr(mod, "drops_keys") for mod in (mask_mod, score_mod))
+    ours = any(getattr(mod, "drops_keys", False) for mod in (mask_mod, score_mod))
     make = DroppingForward if ours else FlashAttentionForwardSm90
     return make(*args, mask_mod=mask_mod, score_mod=score_mod, **told)
 
@@ -152,7 +152,7 @@ def _backward(*args, score_mod=None, **told):
     make = FlashAttentionBackwardSm90
     if hasattr(score_mod, "fills"):
         make = HittingBackward
-    elif hasattr(score_mod, "drops_keys"):
+    elif getattr(score_mod, "drops_keys", False):
         make = DroppingBackward
     return make(*args, score_mod=score_mod, **told)
 

@@ -1,12 +1,12 @@
 """The random stream of `attemper.ops.stream` inside FlashAttention-4's kernels, as its `mask_mod` and `score_mod`.
 
 FlashAttention-4 compiles these functions into its kernels, so they stand in a file of their own, and importing it
-imports the CuTe DSL. They read what `tables.py` wrote, int32 words in memory, through four aux_scalars:
+imports the CuTe DSL. They read what `tables.py` wrote, int32 words in memory, through aux_scalars:
 
-aux_scalars[0]: the address of the limit below which keys are dropped, and after HEADER words the column word of every
-    key.
-aux_scalars[1]: the address of the row words, (B, H, Nq).
-aux_scalars[2], [3]: H and Nq.
+the address of the limit below which keys are dropped, and after HEADER words of the column word of every key;
+the address of the row words, (B, H, Nq);
+for hard masking the address of the logits, (B, H, Nq), above which a row's largest lie;
+H and Nq.
 
 These are addresses because FlashAttention-4 wraps every index into tensors it is given, a division for each.
 
@@ -25,9 +25,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from flash_attn.cute.utils import scalar_to_ssa
 
+from attemper.ops.fa4 import tables
 from attemper.ops.fa4.tables import HEADER
 
-__all__ = ["HitMod", "causal_mask_mod", "mask_mod", "pass_gradient", "score_mod", "words_at"]
+__all__ = ["HitMod", "mask_mod", "pass_gradient", "score_mod", "words_at"]
 
 
 def words_at(address, dtype=Int32):
@@ -49,13 +50,6 @@ def mask_mod(batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors, aux_s
 
 
 @cute.jit
-def causal_mask_mod(batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
-    """The same where a query sees no key that comes after it."""
-    keep = _keep(batch_idx[0], head_idx[0], q_idx[0], kv_idx[0], aux_scalars)
-    return scalar_to_ssa(keep & (kv_idx[0] <= q_idx[0]), Boolean)
-
-
-@cute.jit
 def score_mod(score, batch_idx, head_idx, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
     """The logit of a kept key, −inf for a dropped one. It gets a few logits at once."""
     kept = cute.make_rmem_tensor(cute.size(score.shape), Float32)
@@ -71,7 +65,8 @@ def pass_gradient(grad, score, batch_idx, head_idx, q_idx, kv_idx, seqlen_info, 
     return grad
 
 
-SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
+FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(tables.__file__)]
+SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in FILES))
 
 
 class HitMod:
@@ -88,7 +83,7 @@ class HitMod:
         raise NotImplementedError("hard masking is inside of FlashAttention-4's kernels on Hopper only")
 
 
-for _mod in (mask_mod, causal_mask_mod, score_mod, pass_gradient):
+for _mod in (mask_mod, score_mod, pass_gradient):
     # FlashAttention-4 finds its compiled kernels by this name. Its own would miss what a mod calls, and other files.
     _mod.__cute_hash__ = f"{SOURCE.hexdigest()} {_mod.__name__}"
-    _mod.drops_keys = True
+    _mod.drops_keys = _mod is not pass_gradient
