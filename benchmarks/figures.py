@@ -47,8 +47,8 @@ def together(one: Report, other: Report) -> Report:
         raise ValueError(f"{kinds[0]} and {kinds[1]} do not go into one table")
     measured = {key(row) for row in one.rows if row.milliseconds is not None}
     added = {key(row) for row in other.rows if row.milliseconds is not None} - measured
-    rows = [row for row in one.rows if key(row) not in added]
-    rows += [row for row in other.rows if key(row) in added or key(row) not in {key(known) for known in rows}]
+    known = {key(row) for row in one.rows} - added
+    rows = [row for row in one.rows if key(row) in known] + [row for row in other.rows if key(row) not in known]
     return dataclasses.replace(one, rows=tuple(rows))
 
 

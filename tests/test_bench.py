@@ -25,7 +25,7 @@ from attemper.bench.shapes import CPU_SHAPES, CUDA_SHAPES
 from attemper.bench.step import TWIN, compiled
 from attemper.bench.tables import failures
 from attemper.bench.targets import OPS, STEP
-from attemper.bench.timing import Deadline, interleaved
+from attemper.bench.timing import CudaStopwatch, Deadline, interleaved
 from attemper.errors import AttemperError, ParameterError, UnknownMethodError
 from attemper.methods import DropKey
 from attemper.ops import reference
@@ -286,3 +286,25 @@ def test_a_library_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
 def test_an_unknown_method_is_the_recipes_own_error() -> None:
     with pytest.raises(UnknownMethodError):
         ops_recipes(["dropkye"])
+
+
+@pytest.mark.parametrize(
+    ("gib", "seconds", "in_a_loop", "captured"),
+    [
+        (0.3, 0.001, False, True),
+        (0.3, 0.2, False, True),
+        (60, 0.001, False, True),
+        (60, 0.2, False, False),
+        (0.3, 0.001, True, False),
+    ],
+)
+def test_passes_run_from_a_graph_unless_they_are_long_and_would_hold_much_memory(
+    gib: float, seconds: float, in_a_loop: bool, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention-4 takes a millisecond to launch, which even a pass of 10 ms does not hide."""
+    monkeypatch.setattr(CudaStopwatch, "_peak_bytes", lambda self, step: int(gib * 2**30))
+    monkeypatch.setattr(CudaStopwatch, "seconds", lambda self, prepared: seconds)
+    monkeypatch.setattr(CudaStopwatch, "_capture", lambda self, step: step)
+    prepared = CudaStopwatch.__new__(CudaStopwatch).prepare(lambda: None, in_a_loop)
+    assert prepared.captured == captured
+    assert prepared.in_a_loop == in_a_loop

@@ -26,7 +26,7 @@ __all__ = ["attention", "refuse"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDTHS = (32, 64, 96, 128)  # at 8 and at 80 the backward kernel gets dQ wrong; others were not checked
-ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no mask_mod in the backward pass
+ARCHITECTURES = (9, 10, 11)  # Hopper and Blackwell; Blackwell for desktops, 12, has no score_mod in the backward pass
 NARROW = 64  # head width; at 128 its forward kernel is faster than ours
 VERSION = "4.0.0b36"
 """The one whose kernels are called by their inner functions, which change from version to version."""
@@ -134,8 +134,10 @@ def attention(call: Call) -> Tensor:
 
 
 def _mixes(call: Call) -> bool:
-    """Whether our forward kernel comes before FlashAttention-4's backward kernel: always for hard masking, and where
-    it is the faster one."""
+    """Whether our forward kernel comes before FlashAttention-4's backward kernel.
+
+    Always for hard masking, and for dropped keys where ours is the faster one.
+    """
     if any(_hits(call, method) for method in call.methods):
         return True
     drops = any(method.independent_drop is not None for method in call.methods)

@@ -3,7 +3,7 @@
 FlashAttention-4 compiles these functions into its kernels, so they stand in a file of their own, and importing it
 imports the CuTe DSL. They read what `tables.py` wrote, int32 words in memory, through aux_scalars:
 
-the address of the limit below which keys are dropped, and after HEADER words of the column word of every key;
+the address of the limit below which keys are dropped, which the column words of all keys follow after HEADER words;
 the address of the row words, (B, H, Nq);
 for hard masking the address of the logits, (B, H, Nq), above which a row's largest lie;
 H and Nq.
