@@ -72,8 +72,22 @@ def grams_kernel(
     b = (pid // heads).to(tl.int64)
     h = pid % heads
     columns = tl.arange(0, BE)
-    of_q, sum_q = gram_and_sum(q_ptr + b * x_b + h * E, x_n, n, columns, E, BE, BN, PRECISION)
-    of_k, sum_k = gram_and_sum(k_ptr + b * x_b + h * E, x_n, n, columns, E, BE, BN, PRECISION)
+    q_ptr += b * x_b + h * E
+    k_ptr += b * x_b + h * E
+    of_q = tl.zeros((BE, BE), tl.float32)
+    of_k = tl.zeros((BE, BE), tl.float32)
+    sum_q = tl.zeros((BE, 16), tl.float32)  # a product with ones: tiles need not pass through registers
+    sum_k = tl.zeros((BE, 16), tl.float32)
+    ones = tl.full((BN, 16), 1.0, q_ptr.dtype.element_ty)
+    for start in tl.range(0, n, BN):
+        q = load_tokens(q_ptr, x_n, start, n, columns, 0, False, E, BN)
+        k = load_tokens(k_ptr, x_n, start, n, columns, 0, False, E, BN)
+        of_q = tl.dot(tl.trans(q), q, of_q, input_precision=PRECISION)
+        of_k = tl.dot(tl.trans(k), k, of_k, input_precision=PRECISION)
+        sum_q = tl.dot(tl.trans(q), ones, sum_q, input_precision=PRECISION)
+        sum_k = tl.dot(tl.trans(k), ones, sum_k, input_precision=PRECISION)
+    sum_q = tl.sum(sum_q, 1) / 16
+    sum_k = tl.sum(sum_k, 1) / 16
     q_bias = load_bias(q_bias_ptr, h, columns, BIAS, E)
     k_bias = load_bias(k_bias_ptr, h, columns, BIAS, E)
     if BIAS:
@@ -94,21 +108,6 @@ def grams_kernel(
     if BIAS:
         tl.store(shifts_ptr + first, tl.sum(of_k.to(tl.float32) * q_bias[:, None], 0), mask=columns < E)
         tl.store(shifts_ptr + second, tl.sum(of_q.to(tl.float32) * k_bias[:, None], 0), mask=columns < E)
-
-
-@triton.jit
-def gram_and_sum(
-    x_ptr, x_n, n, columns, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """XᵀX of one head, bias and all, and the sum of its tokens."""
-    gram = tl.zeros((BE, BE), tl.float32)
-    total = tl.zeros((BE, 16), tl.float32)  # a product with ones: tiles need not pass through registers
-    ones = tl.full((BN, 16), 1.0, x_ptr.dtype.element_ty)
-    for first in tl.range(0, n, BN):
-        x = load_tokens(x_ptr, x_n, first, n, columns, 0, False, E, BN)
-        gram = tl.dot(tl.trans(x), x, gram, input_precision=PRECISION)
-        total = tl.dot(tl.trans(x), ones, total, input_precision=PRECISION)
-    return gram, tl.sum(total, 1) / 16
 
 
 @triton.jit
