@@ -296,13 +296,17 @@ def test_deterministic_on_request(device: str) -> None:
         assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-@pytest.mark.parametrize("device", [ON_GPU])
-def test_a_cuda_graph_draws_fresh_masks_on_every_replay(device: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "device"),
+    [pytest.param(DropKey(0.3), *ON_GPU.values, marks=ON_GPU.marks),
+     pytest.param(HardMask(0.5), *HITS_ON_GPU.values, marks=HITS_ON_GPU.marks)],
+)  # fmt: skip
+def test_a_cuda_graph_draws_fresh_masks_on_every_replay(method: Perturbation, device: str) -> None:
     qkv = make(4, 4, 577, 577, 64)
     dout = torch.ones_like(qkv[0])
 
     def step() -> Tensors:
-        out = attemper.attention(*qkv, methods=[DropKey(0.3)], impl="fa4")
+        out = attemper.attention(*qkv, methods=[method], impl="fa4")
         return out.detach(), *torch.autograd.grad(out, qkv, dout)
 
     stream = torch.cuda.Stream()

@@ -38,9 +38,12 @@ def delta_kernel(
     out_ptr, dout_ptr, lse_ptr, pairs_ptr, out_b, out_h, out_n, dout_b, dout_h, dout_n, heads, nq,
     EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Σ dO·O of every row, which softmax's gradient subtracts, paired with the row's log-sum-exp in one 64-bit word."""
+    """Σ dO·O of every row, which softmax's gradient subtracts, paired with the row's log-sum-exp in one 64-bit word.
+
+    From the last head to the first: what was written last is in the cache, and what is read last will be read first.
+    """
     tiles = (nq + BM - 1) // BM
-    pid = tl.program_id(0)
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
     head = pid // tiles
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)

@@ -66,9 +66,10 @@ def grams_kernel(
 ):  # fmt: skip
     """What `forward_kernel` gives, and what backward would need of it: see `library.squares_and_grams`.
 
-    Q and K lie side by side. Grid: sample × head, heads fastest.
+    Q and K lie side by side. Grid: sample × head, heads fastest, from the last to the first: attention's forward pass
+    came before, and what it read last is in the cache.
     """
-    pid = tl.program_id(0)
+    pid = tl.num_programs(0) - 1 - tl.program_id(0)
     b = (pid // heads).to(tl.int64)
     h = pid % heads
     columns = tl.arange(0, BE)
@@ -184,8 +185,11 @@ def square_kernel(
     x_ptr, bias_ptr, sums_ptr, squares_ptr, x_n, rows, cols,
     BIAS: tl.constexpr, PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the columns of X − b over PER rows, and of all their squares. Grid: rows × columns, in blocks."""
-    block = tl.program_id(0).to(tl.int64)
+    """The sums of the columns of X − b over PER rows, and of all their squares. Grid: rows × columns, in blocks.
+
+    From the last block to the first, as in `grams_kernel`.
+    """
+    block = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = columns < cols
     if BIAS:
