@@ -253,6 +253,7 @@ BAD = [
     ("nn-encoder", "blur(1.0, grid=2d)", ParameterError, "grid=2d needs the keys to lie on an image grid"),
     ("nn-mha", "ffdropout(0.1)", NoSiteError, "acts on feed-forward networks"),
     ("nn-mha", "explicit(ff=1)", NoSiteError, "acts on feed-forward networks"),
+    ("nn-mha", "explicit(v=1, ff=1)", NoSiteError, "acts on feed-forward networks"),
     ("odd", "explicit(v=1)", NoSiteError, r"explicit needs the Q, K and V projections of 'blocks.0' \(Odd\)"),
     ("odd", "arora(q=1)", NoSiteError, r"arora needs the Q, K and V projections of 'blocks.0' \(Odd\)"),
     ("odd", "dropconnect(0.1)", NoSiteError, r"dropconnect needs the Q, K and V projections of 'blocks.0' \(Odd\)"),

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 import attemper
@@ -127,6 +129,43 @@ def test_a_model_whose_only_attention_was_left_alone_says_so() -> None:
     model = original(family("timm-volo")).network[0]
     with pytest.raises(NoSiteError, match=r"'0\.attn' was left alone: outlook attention"):
         attemper.apply(model, "dropkey(0.1)")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("edgenext_xx_small", r"'stages\.1\.blocks\.1\.xca' and 2 more were left alone: cross-covariance attention"),
+        ("coat_lite_tiny", r"'serial_blocks1\.0\.factoratt_crpe' and 7 more were left alone: factorised attention"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["dropkey(0.1)", "explicit(v=0.1)", "cb + explicit(q=0.1, ff=0.1)", "arora(k=0.1)"])
+def test_what_looks_like_attention_over_keys_and_is_not(name: str, message: str, recipe: str) -> None:
+    model = timm.create_model(name, num_classes=2)
+    before = fingerprint(model)
+    with pytest.raises(NoSiteError, match=f"acts on attention;.*{message}"):
+        attemper.apply(model, recipe)
+    assert fingerprint(model) == before
+    attemper.apply(model, "cb + explicit(ff=0.1)")  # its MLPs are MLPs all the same
+
+
+@pytest.mark.parametrize(
+    "recipe", ["explicit(v=0.1)", "explicit(v=[0, 0.1])", "explicit(av=0.1, ff=0.1)", "arora(q=0.1)"]
+)
+def test_penalties_on_attention_that_a_model_does_not_have(recipe: str) -> None:
+    mixer = MlpMixer(num_classes=2, img_size=32, num_blocks=2, embed_dim=16)
+    with pytest.raises(NoSiteError, match="acts on attention; MlpMixer has none"):
+        attemper.apply(mixer, recipe)
+
+
+def test_targets_may_choose_one_part_of_a_penalty() -> None:
+    """The other has no place there, which is no mistake; a recipe that acts nowhere is one."""
+    model = original(family("timm-vit"))
+    handle = attemper.apply(model, "explicit(v=0.1, ff=0.1)", targets="blocks.*.attn")
+    train(model, VIT)
+    assert {row.component for row in handle.penalties()} == {"v"}
+    handle.remove()
+    with pytest.raises(NoSiteError, match="acts on feed-forward networks"):
+        attemper.apply(model, "explicit(ff=0.1)", targets="blocks.*.attn")
 
 
 @pytest.mark.parametrize("targets", ["encoder.*", ["blocks.0", "encoder.*"]])

@@ -73,14 +73,12 @@ class Wiring:
         """Refuse a method that would find nothing to act on."""
         positions = method.positions if isinstance(method, TokenMap) else ()
         needs_attention = isinstance(method, Perturbation | WeightMap) or "attention_end" in positions
-        if isinstance(method, Penalty):
-            needs_attention = any(method.wants_attention(self.place(site)) for site in self.sites.attentions)
         if needs_attention and not self.sites.attentions:
             raise NoSiteError(self.nothing(method, "attention"))
         if any(position.startswith("mlp") for position in positions) and not self.mlps:
             raise NoSiteError(self.nothing(method, "feed-forward networks"))
-        if isinstance(method, Penalty) and not needs_attention and not self.mlps:
-            raise NoSiteError(self.nothing(method, "feed-forward networks"))
+        if isinstance(method, Penalty):
+            self.check_components(method)
         if isinstance(method, PatchMap) and not positions and not self.patches:
             raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
         if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
@@ -93,10 +91,26 @@ class Wiring:
         if isinstance(method, Penalty | WeightMap):
             self.check_projections(method)
 
+    def check_components(self, method: Method) -> None:
+        """Refuse a penalty on what the model does not have; where targets choose, one part that acts is enough."""
+        penalty, blocks = cast(Penalty, method), len(self.sites.blocks)
+        places = [Place(block, blocks) for block in range(max(blocks, 1))]
+        parts = (
+            ("attention", any(map(penalty.wants_attention, places)), self.sites.attentions),
+            ("feed-forward networks", any(map(penalty.wants_mlp, places)), self.mlps),
+        )
+        missing = [what for what, wanted, found in parts if wanted and not found]
+        acts = any(wanted and found for _, wanted, found in parts)
+        if missing and (self.sites.targeted is None or not acts):
+            raise NoSiteError(self.nothing(method, " and ".join(missing)))
+
     def nothing(self, method: Method, what: str) -> str:
         kinds = sorted({type(module).__name__ for module in self.model.modules()})
         seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
-        left = "".join(f" '{name}' was left alone: {why}." for name, why in self.sites.left_alone.items())
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.sites.left_alone.items():
+            reasons.setdefault(why, []).append(name)
+        left = "".join(f" {_first_of(names)} left alone: {why}." for why, names in reasons.items())
         return (
             f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised.{left} "
             f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
@@ -300,3 +314,12 @@ def _convolves(site: AttentionSite) -> bool:
     """Whether a projection is a 1 × 1 convolution, whose weight is not caught."""
     p = site.projections
     return p is not None and any(isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v))
+
+
+def _first_of(names: list[str]) -> str:
+    """One name, and how many more there are, as the subject of a sentence.
+
+    >>> _first_of(["a.attn"]), _first_of(["a.attn", "b.attn", "c.attn"])
+    ("'a.attn' was", "'a.attn' and 2 more were")
+    """
+    return f"'{names[0]}' was" if len(names) == 1 else f"'{names[0]}' and {len(names) - 1} more were"

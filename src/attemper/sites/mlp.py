@@ -1,4 +1,4 @@
-"""Recognising a feed-forward network by the names that people give its layers."""
+"""Recognising a feed-forward network by the names that people give its layers, or by its own name and their widths."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ PAIRS = (
     (("lin1",), "lin2"),
     (("dense1",), "dense2"),
     (("intermediate.dense",), "output.dense"),
+    (("intermediate_dense",), "output_dense"),
+    (("ffn",), "ffn_output"),
+    (("dense_h_to_4h",), "dense_4h_to_h"),
+    (("fc_in",), "fc_out"),
     (("gate_proj", "up_proj"), "down_proj"),
     (("up_proj",), "down_proj"),
+    (("gate_up_proj",), "down_proj"),
     (("w1", "w2"), "w3"),
+    (("w1", "w3"), "w2"),
     (("w12",), "w3"),
     (("weights_in",), "weights_out"),
     (("wi_0", "wi_1"), "wo"),
     (("wi",), "wo"),
+    (("Wi",), "Wo"),
     (("c_fc",), "c_proj"),
 )
+WORDS = ("mlp", "ffn", "feedforward")
 
 
 def find_mlp(module: nn.Module) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
@@ -31,12 +39,27 @@ def find_mlp(module: nn.Module) -> tuple[tuple[nn.Module, ...], nn.Module] | Non
     for firsts, last in PAIRS:
         layers = [_layer(module, name) for name in (*firsts, last)]
         if all(isinstance(layer, nn.Linear | nn.Conv2d) for layer in layers):
-            return tuple(layers[:-1]), layers[-1]
+            if len({layer.weight.shape[1] for layer in layers[:-1]}) == 1:  # some call w2 what others call w3
+                return tuple(layers[:-1]), layers[-1]
+    linear = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
     if isinstance(module, nn.Sequential):
-        linear = [layer for layer in module if isinstance(layer, nn.Linear)]
         if len(linear) == 2 and linear[0].in_features == linear[1].out_features:
             return (linear[0],), linear[1]
+    elif any(word in type(module).__name__.lower().replace("_", "") for word in WORDS):
+        return _by_widths(linear)
     return None
+
+
+def _by_widths(linear: list[nn.Linear]) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
+    """One or two layers that widen, and one that takes their output, or half of it, back to where it came from."""
+    if not 2 <= len(linear) <= 3:
+        return None
+    narrow, wide = linear[0].in_features, linear[0].out_features
+    firsts = tuple(layer for layer in linear if (layer.in_features, layer.out_features) == (narrow, wide))
+    back = [layer for layer in linear if layer.out_features == narrow and layer.in_features in (wide, wide / 2)]
+    if wide <= narrow or len(back) != 1 or len(firsts) + 1 != len(linear):
+        return None
+    return firsts, back[0]
 
 
 def _layer(module: nn.Module, path: str) -> Any:

@@ -14,8 +14,10 @@ __all__ = ["ADAPTER"]
 NOT_OVER_KEYS = {
     "OutlookAttention": "outlook attention weighs a window of values without keys",
     "XCA": "cross-covariance attention is over channels, not over keys",
+    "CrossCovarianceAttn": "cross-covariance attention is over channels, not over keys",
     "ChannelAttention": "channel attention is over channels, not over keys",
     "ChannelAttentionV2": "channel attention is over channels, not over keys",
+    "FactorAttnConvRelPosEnc": "factorised attention multiplies keys by values first, and has no logits",
 }
 
 
