@@ -28,7 +28,9 @@ SEPARATE = (
     ("query_proj", "key_proj", "value_proj"),
 )
 SHARED_KV = (("q", "kv"), ("to_q", "to_kv"), ("q_proj", "kv_proj"), ("query", "key_value"))
+SHARED_QK = (("qk", "v"), ("to_qk", "to_v"), ("qk_proj", "v_proj"))
 OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo")
+CALLED = ("attn", "attention", "mhsa", "mha", "multihead")
 HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhead")
 
 
@@ -36,7 +38,7 @@ def computes_attention(module: nn.Module) -> bool:
     """Whether this module itself, not one inside it, computes attention.
 
     A class that calls torch's attention function does. One that calls softmax does where it has Q and K projections
-    and "attention" in its name: softmax alone says too little.
+    and is called attention: softmax alone says too little.
     """
     if isinstance(module, nn.MultiheadAttention):
         return True
@@ -45,7 +47,7 @@ def computes_attention(module: nn.Module) -> bool:
     if names & FUSED:
         return True
     called = cls.__name__.lower()
-    return "softmax" in names and ("attn" in called or "attention" in called) and find_projections(module) is not None
+    return "softmax" in names and any(word in called for word in CALLED) and find_projections(module) is not None
 
 
 def original_class(module: nn.Module) -> Any:
@@ -129,15 +131,13 @@ def find_projections(module: nn.Module) -> Projections | None:
             q, k, v = (Projection(layer) for layer in layers)
             return Projections(q, k, v, out)
     for q_name, kv_name in SHARED_KV:
-        q_layer, kv_layer = getattr(module, q_name, None), getattr(module, kv_name, None)
-        if _is_linear(q_layer) and _is_linear(kv_layer) and kv_layer.weight.shape[0] % 2 == 0:
-            half = kv_layer.weight.shape[0] // 2
-            return Projections(
-                Projection(q_layer),
-                Projection(kv_layer, rows=(0, half)),
-                Projection(kv_layer, rows=(half, 2 * half)),
-                out,
-            )
+        q_layer, halves = getattr(module, q_name, None), _halves(getattr(module, kv_name, None))
+        if _is_linear(q_layer) and halves is not None:
+            return Projections(Projection(q_layer), *halves, out)
+    for qk_name, v_name in SHARED_QK:
+        halves, v_layer = _halves(getattr(module, qk_name, None)), getattr(module, v_name, None)
+        if halves is not None and _is_linear(v_layer):
+            return Projections(*halves, Projection(v_layer), out)
     return None
 
 
@@ -148,6 +148,14 @@ def _multihead(module: nn.MultiheadAttention, out: Projection | None) -> Project
     width = module.embed_dim
     q, k, v = (Projection(module, "in_proj_weight", (i * width, (i + 1) * width)) for i in range(3))
     return Projections(q, k, v, out)
+
+
+def _halves(layer: Any) -> tuple[Projection, Projection] | None:
+    """Two projections of one layer, one behind the other."""
+    if not _is_linear(layer) or layer.weight.shape[0] % 2:
+        return None
+    half = layer.weight.shape[0] // 2
+    return Projection(layer, rows=(0, half)), Projection(layer, rows=(half, 2 * half))
 
 
 def _is_linear(layer: Any) -> TypeGuard[nn.Linear | nn.Conv2d]:

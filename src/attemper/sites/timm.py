@@ -17,6 +17,7 @@ NOT_OVER_KEYS = {
     "CrossCovarianceAttn": "cross-covariance attention is over channels, not over keys",
     "ChannelAttention": "channel attention is over channels, not over keys",
     "ChannelAttentionV2": "channel attention is over channels, not over keys",
+    "GPSA": "gated positional attention mixes two softmaxes, of contents and of positions",
     "FactorAttnConvRelPosEnc": "factorised attention multiplies keys by values first, and has no logits",
 }
 
