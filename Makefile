@@ -19,7 +19,7 @@ install: .venv/installed
 
 .venv/installed: requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -30,8 +30,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-test: lint types
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+test: lint
+	@echo "mypy and every test, side by side"
+	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(JOBS) --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
 quick: install
 	$(BIN)/pytest -n $(JOBS) --ignore tests/test_contracts.py

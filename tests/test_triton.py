@@ -26,15 +26,11 @@ TESTS = Path(__file__).parent
 @pytest.mark.parametrize(
     "cases",
     [
-        "triton_cases.py",
-        "triton_hardmask_cases.py",
         "triton_keys_cases.py",
-        "triton_mask_cases.py",
-        "triton_maxima_cases.py",
-        "triton_packed_cases.py",
         "triton_penalised_cases.py",
-        "triton_penalty_cases.py",
-        "triton_whole_cases.py",
+        "triton_packed_cases.py triton_penalty_cases.py",
+        "triton_hardmask_cases.py triton_maxima_cases.py",
+        "triton_cases.py triton_mask_cases.py triton_whole_cases.py",
     ],
 )
 def test_kernels_in_the_interpreter(cases: str) -> None:
@@ -44,7 +40,7 @@ def test_kernels_in_the_interpreter(cases: str) -> None:
         sys.executable,
         "-m",
         "pytest",
-        str(TESTS / cases),
+        *(str(TESTS / file) for file in cases.split()),
         "-q",
         "-x",
         "-p",
