@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: help install lint types test quick compare format bench clean
+.PHONY: help install lint types test slow quick compare format bench clean
 
 help:
-	@echo "make test     install, lint, check types and run every test"
+	@echo "make test     install, lint, check types and run the tests"
+	@echo "make slow     the tests that make test leaves out: more of the same, on more models"
 	@echo "make quick    the tests without the model matrix"
 	@echo "make lint     ruff"
 	@echo "make types    mypy, strict"
@@ -31,8 +32,11 @@ types: install
 	$(BIN)/mypy
 
 test: lint
-	@echo "mypy and every test, side by side"
-	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(JOBS) --dist worksteal; tests=$$?; wait $$types && exit $$tests
+	@echo "mypy and the tests, side by side"
+	@$(BIN)/mypy & types=$$!; $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow"; tests=$$?; wait $$types && exit $$tests
+
+slow: install
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m slow
 
 quick: install
 	$(BIN)/pytest -n $(JOBS) --ignore tests/test_contracts.py

@@ -120,6 +120,7 @@ def test_gradients_reach_what_they_reached_before(case: Case, family: Family) ->
     assert all(grad.isfinite().all() for grad in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.recipe)
 def test_a_compiled_training_pass_gives_what_eager_gives(case: Case) -> None:
     family = next(family for family in FAMILIES if family.name == "timm-vit")

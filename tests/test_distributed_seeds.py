@@ -33,6 +33,7 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
     return reached | {f"train loss {entry['epoch']}": entry["train_loss"] for entry in result["curve"][EPOCHS // 2 :]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     ["dropkey(0.1) + hardmask(0.1) + layerdrop(0.1)", "dropattention(0.1) + drophead(0.1) + droppath(0.1)"],

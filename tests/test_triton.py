@@ -28,8 +28,9 @@ TESTS = Path(__file__).parent
     [
         "triton_keys_cases.py",
         "triton_penalised_cases.py",
-        "triton_packed_cases.py triton_penalty_cases.py",
-        "triton_hardmask_cases.py triton_maxima_cases.py",
+        pytest.param("triton_packed_cases.py", marks=pytest.mark.slow),
+        "triton_penalty_cases.py triton_hardmask_cases.py",
+        pytest.param("triton_maxima_cases.py", marks=pytest.mark.slow),
         "triton_cases.py triton_mask_cases.py triton_whole_cases.py",
     ],
 )
