@@ -1,19 +1,19 @@
 """What `torch.nn.functional.multi_head_attention_forward` does before and after attention itself.
 
-That function hides its attention call from torch-function modes, so the seam has to stand in for it. The projections
-multiply the same matrices in the same grouping as torch's, so that a call in which nothing is dropped gives the same
-bits.
+That function hides its attention call from torch-function modes, so the seam has to stand in for it. A call that is only
+observed, for penalties, goes through the same operations on the same layouts as torch's and gives the same bits.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["MultiheadArguments", "merge_heads", "project", "split_heads"]
+__all__ = ["MultiheadArguments", "attention_as_torch", "merge_heads", "project", "split_heads"]
 
 
 @dataclass
@@ -68,8 +68,34 @@ def split_heads(
     return q, k, v, _merged_mask(call, (q.shape[0], call.num_heads, q.shape[2], k.shape[2]), q.dtype)
 
 
-def project(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V behind their projections, (tokens, batch, width) each."""
+def attention_as_torch(
+    call: MultiheadArguments, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Attention (B, H, Nq, e) and, where they are asked for, its weights, by the same operations as torch's function.
+
+    For a call that is only observed: every product has the operands and the memory layout that torch gives it, so that
+    the result is the same to the last bit on any machine. mask: None where `call.is_causal` stands for it.
+    """
+    dropout_p = call.dropout_p if call.training else 0.0
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _additive(~mask, q.dtype)
+    if not call.need_weights:
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None and call.is_causal), None
+    scaled, keys = (q * math.sqrt(1.0 / q.shape[-1])).flatten(0, 1), k.flatten(0, 1).transpose(-2, -1)
+    if mask is None:
+        logits = torch.bmm(scaled, keys)
+    else:
+        logits = torch.baddbmm(mask.expand(*q.shape[:3], k.shape[2]).flatten(0, 1), scaled, keys)
+    weights = F.dropout(logits.softmax(-1), dropout_p) if dropout_p else logits.softmax(-1)
+    return torch.bmm(weights, v.flatten(0, 1)).unflatten(0, q.shape[:2]), weights.unflatten(0, q.shape[:2])
+
+
+def project(call: MultiheadArguments, as_torch: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V behind their projections, (tokens, batch, width) each.
+
+    as_torch: copy those that one product gave into tensors of their own, as torch does; later products may round
+        differently on views. Without, the copy is saved.
+    """
     query, key, value = call.query, call.key, call.value
     same_kv, same_qk = key is value, query is key
     if not call.batched:
@@ -83,17 +109,23 @@ def project(call: MultiheadArguments) -> tuple[Tensor, Tensor, Tensor]:
     weight, width = call.in_proj_weight, query.shape[-1]
     assert weight is not None
     if same_kv and same_qk:
-        q, k, v = F.linear(query, weight, bias).chunk(3, -1)
+        q, k, v = _parts(F.linear(query, weight, bias), 3, as_torch)
         return q, k, v
     b_q, b_kv = (None, None) if bias is None else bias.split([width, 2 * width])
     w_q, w_kv = weight.split([width, 2 * width])
     q = F.linear(query, w_q, b_q)
     if same_kv:
-        k, v = F.linear(key, w_kv, b_kv).chunk(2, -1)
+        k, v = _parts(F.linear(key, w_kv, b_kv), 2, as_torch)
         return q, k, v
     b_k, b_v = (None, None) if b_kv is None else b_kv.chunk(2)
     w_k, w_v = w_kv.chunk(2)
     return q, F.linear(key, w_k, b_k), F.linear(value, w_v, b_v)
+
+
+def _parts(packed: Tensor, count: int, copied: bool) -> tuple[Tensor, ...]:
+    if copied:
+        return packed.unflatten(-1, (count, -1)).movedim(-2, 0).contiguous().unbind()
+    return packed.chunk(count, -1)
 
 
 def _split(t: Tensor, heads: int) -> Tensor:

@@ -20,7 +20,7 @@ from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.base import Method, Place
 from attemper.methods.dropattention import DropAttention
 from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
-from attemper.multihead import MultiheadArguments, merge_heads, project, split_heads
+from attemper.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.ops.attention import attend_and_square, fastest_unperturbed
 from attemper.ops.call import Call, make_call
 from attemper.ops.perturbation import Perturbation
@@ -111,6 +111,8 @@ class Doors(TorchFunctionMode):
         self.packed: Tensor | None = None
         """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
         self.packed_bias: Tensor | None = None
+        self.only_observes = not self.methods and not self.maps
+        """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
         self.blurred = False
         self.waiting = False
         """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
@@ -160,6 +162,13 @@ class Doors(TorchFunctionMode):
             attn_mask = None if attn_mask is None else _four_axes(attn_mask)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
         methods = self.with_own_dropout(dropout_p)
+        if self.only_observes and dropout_p:  # the model's own dropout, drawn as it always was
+            grouped = query.shape[1] != key.shape[1]
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
+            )
+            self.penalise(out, query, key, attn_mask, is_causal, scale)
+            return out.view(shape)
         call = make_call(query, key, value, attn_mask, is_causal, scale, methods, None, self.packed)
         out, squares = self.attend(call)
         self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
@@ -169,10 +178,12 @@ class Doors(TorchFunctionMode):
         """The second door, which the first one cannot see into."""
         action = self.action
         self.map_multihead_weights(call)
-        projected = project(call)
+        projected = project(call, as_torch=self.only_observes)
         q, k, v, mask = split_heads(call, *projected)
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
+        if self.only_observes:
+            return self.observed_multihead(call, projected, q, k, v, mask)
         is_causal = call.is_causal and (call.key_padding_mask is None or len(self.blurs) > 0)
         if is_causal and call.key_padding_mask is None:
             mask = None  # the hint says that the mask is the causal one; torch takes the hint then, too
@@ -191,6 +202,25 @@ class Doors(TorchFunctionMode):
         if self.penalties:
             self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, is_causal)
+        return merge_heads(call, out, weights)
+
+    def observed_multihead(
+        self,
+        call: MultiheadArguments,
+        projected: tuple[Tensor, Tensor, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A call in which nothing is changed: torch's own operations, of which penalties see the operands."""
+        hinted = call.is_causal and call.key_padding_mask is None and not call.need_weights
+        if hinted:
+            mask = None  # the hint says that the mask is the causal one, and torch takes the hint
+        out, weights = attention_as_torch(call, q, k, v, mask)
+        if self.penalties:
+            self.note_multihead(call, projected)
+            self.penalise(out, q, k, mask, hinted)
         return merge_heads(call, out, weights)
 
     def attend(self, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
