@@ -21,23 +21,23 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from attemper.bench.timing import interleaved, interval
-from attemper.models import build_model
-from attemper.outputs import logits_of
-from attemper.tasks import Task, open_task
-from attemper.tasks.seeds import derive, drawing_from, generator
-from attemper.training import Budget, RunSpec
-from attemper.training.data import RunData
-from attemper.training.graph import fastest
-from attemper.training.loop import Run, choose_device
-from attemper.training.schedule import learning_rate
+from attemper.lab.bench.timing import interleaved, interval
+from attemper.lab.models import build_model
+from attemper.lab.tasks import Task, open_task
+from attemper.lab.tasks.seed_streams import derive, drawing_from, generator
+from attemper.lab.training import Budget, RunSpec
+from attemper.lab.training.data import RunData
+from attemper.lab.training.graph import fastest
+from attemper.lab.training.loop import Run, choose_device
+from attemper.lab.training.schedule import learning_rate
+from attemper.tempering.outputs import logits_of
 
 Epoch = Callable[[int], object]
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def engine(spec: RunSpec, task: Task, device: torch.device) -> Epoch:
-    """An epoch as `attemper.training.run` makes it, with its meter and its reports."""
+    """An epoch as `attemper.lab.training.run` makes it, with its meter and its reports."""
     run = Run(spec, task, None, lambda event: None, device)
     run.learner.model.train()
     learn = fastest(run.learner, run.data)

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from attemper.bench.machine import describe_machine
-from attemper.study import Plan, Study, work
-from attemper.study.estimate import estimate
-from attemper.study.probing import probe
-from attemper.study.processes import Processes, gpu_memory
+from attemper.lab.bench.machine import describe_machine
+from attemper.lab.study import Plan, Study, work
+from attemper.lab.study.estimate import estimate
+from attemper.lab.study.probing import probe
+from attemper.lab.study.processes import Processes, gpu_memory
 
 
 def truth(plan: Plan, data: Path | None, workers: int | None) -> tuple[float, dict[str, float]]:

@@ -39,11 +39,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attemper
-from attemper.bench.machine import versions
-from attemper.bench.timing import CudaStopwatch, interleaved
+from attemper.kernels.fa4.tables import call_words
+from attemper.lab.bench.machine import versions
+from attemper.lab.bench.timing import CudaStopwatch, interleaved
 from attemper.methods import Blur, DropHead, DropKey, HardMask
-from attemper.ops.attention import Impl
-from attemper.ops.fa4.tables import call_words
+from attemper.ops.dispatch import Impl
 from attemper.ops.stream import threshold
 
 STARTED = time.perf_counter()

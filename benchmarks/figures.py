@@ -13,9 +13,9 @@ import functools
 import re
 from pathlib import Path
 
-from attemper.bench import load
-from attemper.bench.results import OpsRow, Report, StepRow
-from attemper.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
+from attemper.lab.bench import load
+from attemper.lab.bench.results import OpsRow, Report, StepRow
+from attemper.lab.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -29,8 +29,8 @@ import transformers
 from torch import Tensor, nn
 
 import attemper
-from attemper.bench.machine import describe_machine, versions
-from attemper.bench.timing import interleaved, interval
+from attemper.lab.bench.machine import describe_machine, versions
+from attemper.lab.bench.timing import interleaved, interval
 
 Step = Callable[[], None]
 

@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.bench.machine import describe_machine, versions
-from attemper.bench.timing import interleaved, interval
-from attemper.models import build_model
+from attemper.lab.bench.machine import describe_machine, versions
+from attemper.lab.bench.timing import interleaved, interval
+from attemper.lab.models import build_model
+from attemper.lab.tasks.base import InputShape
 from attemper.probes.recording import IMAGES, Recorder
-from attemper.tasks.base import InputShape
 
 EVERY = 100
 CASES = {

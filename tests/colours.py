@@ -7,5 +7,5 @@ from importlib import resources
 
 
 def palette() -> dict[str, tuple[str, str]]:
-    style = resources.files("attemper.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("attemper.lab.report").joinpath("page.css").read_text(encoding="utf-8")
     return {name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)}

@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_workers() -> Iterator[None]:
     """Workers of a study are forked from a server that has imported everything: by themselves they take ten seconds."""
-    from attemper.study import processes
+    from attemper.lab.study import processes
     from teams import start_server
 
     start_server()
@@ -47,7 +47,7 @@ def quick_workers() -> Iterator[None]:
 @pytest.fixture
 def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler of `attemper bench` takes a second per step; what it measures has a test of its own."""
-    monkeypatch.setattr("attemper.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
+    monkeypatch.setattr("attemper.lab.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.training.checkpoint import load_checkpoint
+from attemper.lab.training.checkpoint import load_checkpoint
 
 __all__ = ["assert_equal_bits", "assert_same_end", "flat", "timeless"]
 

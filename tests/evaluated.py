@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attemper.evaluation.metrics import Bin
-from attemper.evaluation.runs import FinishedRun, load_run
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, run
+from attemper.lab.evaluation.metrics import Bin
+from attemper.lab.evaluation.runs import FinishedRun, load_run
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, run
 
 SMALL = "robustness(epsilon=0.05, steps=2, occlusion=0.25, corruptions=['fog', 'jpeg'])"
 ALL = ("calibration", SMALL, "stochastic(passes=2)")

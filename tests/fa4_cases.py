@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.kernels.attention.prepare import drop_table, row_cuts
+from attemper.kernels.fa4.mixed import restated
+from attemper.kernels.fa4.tables import HEADER, call_words, layout_of
+from attemper.kernels.implementations import fa4
 from attemper.methods import Blur, DropHead, DropKey, HardMask
-from attemper.ops import fa4
-from attemper.ops.fa4.mixed import restated
-from attemper.ops.fa4.tables import HEADER, call_words, layout_of
 from attemper.ops.perturbation import Perturbation, rescue
 from attemper.ops.stream import column_words, keep_mask, stream_words, threshold
-from attemper.ops.triton_attention.prepare import drop_table, row_cuts
 
 
 def logits_of(q: Tensor, k: Tensor) -> Tensor:

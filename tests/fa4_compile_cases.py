@@ -18,7 +18,7 @@ CASES = ((False, 4, "none"), (True, 4, "none"), (False, 2, "none"), (False, 4, "
 
 def compile_kernels(width: int, causal: bool, kv_heads: int, fill: str) -> None:
     """Both passes of one kind of call; backward alone of hard masking."""
-    from attemper.ops.fa4 import library
+    from attemper.kernels.fa4 import operators as library
 
     batch, heads = 2, 4
     with FakeTensorMode():

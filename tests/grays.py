@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from attemper.embedding import from_patches, to_patches
 from attemper.methods import TokenGraying
+from attemper.tempering.embedding import from_patches, to_patches
 
 
 def randn(*shape, seed=0, dtype=torch.float64):

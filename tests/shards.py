@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attemper.tasks import open_task
-from attemper.tasks.streaming import StreamTask
-from attemper.tasks.streaming.order import Selection
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.streaming import StreamTask
+from attemper.lab.tasks.streaming.order import Selection
 
 __all__ = [
     "COLOURS",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import ParameterError
-from attemper.study import Plan
-from attemper.training.spec import Budget, RunSpec
+from attemper.lab.study import Plan
+from attemper.lab.training.spec import Budget, RunSpec
 
 EPOCHS = 4
 

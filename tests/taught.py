@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from attemper.models import build_model
-from attemper.tasks.base import InputShape
-from attemper.training import Budget, RunSpec
+from attemper.lab.models import build_model
+from attemper.lab.tasks.base import InputShape
+from attemper.lab.training import Budget, RunSpec
 
 __all__ = ["TASK", "TEACHER", "TINY", "TOKEN", "saved", "spec"]
 

@@ -8,11 +8,11 @@ import torch.distributed.checkpoint.state_dict_loader
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp
 
-import attemper.cli.commands
-import attemper.evaluation.runs
-import attemper.study
-import attemper.training
-from attemper.tasks import open_task
+import attemper.lab.cli.commands
+import attemper.lab.evaluation.runs
+import attemper.lab.study
+import attemper.lab.training
+from attemper.lab.tasks import open_task
 
 torch.set_num_threads(1)  # threads that tensors are computed with here would not be there in a process that is forked
 open_task("digits(train=200, test=50)")

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.tasks import DataError, Task, open_task
-from attemper.tasks import source as memory
-from attemper.tasks.actions import ActionTask
-from attemper.tasks.actions.files import FeatureFiles, InMemory
-from attemper.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video, Videos
-from attemper.tasks.actions.windows import MemoryWindows, StreamedWindows
-from attemper.training import RunSpec, run
-from attemper.training.spec import Budget
+from attemper.lab.tasks import DataError, Task, open_task
+from attemper.lab.tasks import source as memory
+from attemper.lab.tasks.actions import ActionTask
+from attemper.lab.tasks.actions.arrays import FeatureFiles, InMemory
+from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video, Videos
+from attemper.lab.tasks.actions.windows import MemoryWindows, StreamedWindows
+from attemper.lab.training import RunSpec, run
+from attemper.lab.training.spec import Budget
 
 MODEL = "encoder(width=32, heads=4, token=last)"
 SHORT = Budget(epochs=1, batch_size=32, lr=3e-3, warmup_epochs=0.0)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attemper.errors import AttemperError, ParameterError
-from attemper.tasks import DataError, open_task, verify
-from attemper.tasks import source as memory
-from attemper.tasks.actions import ActionTask
+from attemper.lab.tasks import DataError, open_task, verify
+from attemper.lab.tasks import source as memory
+from attemper.lab.tasks.actions import ActionTask
 
 STEPS, WIDTH = 20, 6
 

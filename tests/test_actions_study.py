@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 
 import attemper
-from attemper.cli import main
-from attemper.cli.experiment import markdown
 from attemper.errors import ParameterError
-from attemper.experiments import _conditions, run_experiment
-from attemper.models import build_model
-from attemper.report import render
-from attemper.study import Plan, Study, summarise, summary_table, to_markdown
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, check_run
+from attemper.lab.cli import main
+from attemper.lab.cli.experiment import markdown
+from attemper.lab.experiments import _conditions, run_experiment
+from attemper.lab.models import build_model
+from attemper.lab.report import render
+from attemper.lab.study import Plan, Study, summarise, summary_table, to_markdown
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, check_run
 from summaries import summary
 
 TASK = "planted(train=10, test=4, stride=4)"

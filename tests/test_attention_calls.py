@@ -10,8 +10,8 @@ import torch
 import attemper
 from attemper import attention, implementations
 from attemper.errors import ParameterError, UnsupportedError
+from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import DropAttention, DropKey
-from attemper.ops import triton_attention
 from attemper.ops.call import make_call
 from families import FAMILIES, build, call
 from test_attention import boolean_mask, qkv, randn
@@ -98,7 +98,7 @@ def test_a_seed_of_another_kind_is_refused():
 
 
 # ------------------------------------------------------------------------------------ calls that are only looked at
-attention_module = importlib.import_module("attemper.ops.attention")  # the package has a function of that name
+attention_module = importlib.import_module("attemper.ops.dispatch")  # the package has a function of that name
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,12 @@ def test_attention_that_is_only_looked_at_gets_the_fastest_kernel_in_training(
     recipe, impl, training, expected, monkeypatch
 ):
     asked = []
-    real = attemper.seam.attend_and_square
-    monkeypatch.setattr(attemper.seam, "fastest_unperturbed", lambda call: "fastest")
+    real = attemper.tempering.interception.attend_and_square
+    monkeypatch.setattr(attemper.tempering.interception, "fastest_unperturbed", lambda call: "fastest")
     monkeypatch.setattr(
-        attemper.seam, "attend_and_square", lambda call, impl, *rest: (asked.append(impl), real(call, "sdpa", *rest))[1]
+        attemper.tempering.interception,
+        "attend_and_square",
+        lambda call, impl, *rest: (asked.append(impl), real(call, "sdpa", *rest))[1],
     )
     family = next(family for family in FAMILIES if family.name == "timm-vit")
     model = build(family).train(training)

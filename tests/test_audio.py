@@ -12,11 +12,11 @@ import soundfile
 import torch
 
 from attemper.errors import ParameterError
-from attemper.tasks import DataError, SequenceShape, open_task, prepare
-from attemper.tasks.audio import preparing
-from attemper.tasks.audio.cache import FOLDER
-from attemper.tasks.split import divide
-from attemper.tasks.telling import listening
+from attemper.lab.tasks import DataError, SequenceShape, open_task, prepare
+from attemper.lab.tasks.audio import preparing
+from attemper.lab.tasks.audio.cache import FOLDER
+from attemper.lab.tasks.notifications import listening
+from attemper.lab.tasks.split import divide
 from sounds import SHORT, Heard, clips, esc50, genres, opened, parts, tone, write
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from attemper.tasks import DataError, SequenceShape, open_task, verify
-from attemper.tasks.telling import DataWarning
+from attemper.lab.tasks import DataError, SequenceShape, open_task, verify
+from attemper.lab.tasks.notifications import DataWarning
 from sounds import SHORT, esc50, genres, opened, parts, tone, write
 
 
@@ -71,7 +71,7 @@ def test_a_clip_shorter_than_a_token_is_filled_up_with_silence(tmp_path: Path) -
 
 
 def test_a_long_file_is_not_read_to_its_end(tmp_path: Path) -> None:
-    from attemper.tasks.audio.reading import read
+    from attemper.lab.tasks.audio.reading import read
 
     samples, rate = read(write(tmp_path / "long.wav", tone(300, seconds=20, rate=8_000), 8_000), 1)
     assert (len(samples), rate) == (2 * 8_000, 8_000)

@@ -10,7 +10,7 @@ import scipy.signal
 import torch
 
 from attemper.errors import ParameterError
-from attemper.tasks.audio.signal import (
+from attemper.lab.tasks.audio.signal import (
     FRAMES_PER_SECOND,
     RATE,
     ROLL_OFF,

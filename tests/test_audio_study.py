@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import attemper
-from attemper.cli import main
-from attemper.cli.preparing import PreparationBar
-from attemper.models import build_model
-from attemper.report import render
-from attemper.study import Study, summarise
-from attemper.study.plan import Plan
-from attemper.study.published import find_table
-from attemper.tasks import open_task
-from attemper.tasks.base import Detailed
-from attemper.training import run
-from attemper.training.spec import Budget, RunSpec
+from attemper.lab.cli import main
+from attemper.lab.cli.progress_bar import PreparationBar
+from attemper.lab.models import build_model
+from attemper.lab.report import render
+from attemper.lab.study import Study, summarise
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.published import find_table
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.base import Detailed
+from attemper.lab.training import run
+from attemper.lab.training.spec import Budget, RunSpec
 from sounds import genres
 from summaries import EVIL, summary
 from test_published import recipes_of
@@ -79,7 +79,7 @@ def test_rows_are_the_classes_and_columns_what_they_were_taken_for() -> None:
 
 def test_tasks_of_many_classes_have_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     task = open_task("tones")
-    monkeypatch.setattr("attemper.tasks.classification.MOST_DETAILED", 5)
+    monkeypatch.setattr("attemper.lab.tasks.classification.MOST_DETAILED", 5)
     assert task.details(torch.nn.Linear(1, 1), task.test()) is None
     assert "test_details" not in run(small(epochs=1), task, device="cpu")
 

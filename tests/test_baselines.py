@@ -145,7 +145,7 @@ def paths_by_hand(name, keep):
 
 @pytest.mark.parametrize("name", ["timm-vit", "nn-encoder", "hf-bert", "torchvision-vit", "timm-swinv2"])
 def test_droppath_in_a_model_scales_its_branches_sample_by_sample(name, one_seed, monkeypatch):
-    monkeypatch.setattr("attemper.actions.draw_seed", lambda device: torch.tensor(1))
+    monkeypatch.setattr("attemper.tempering.layers.draw_seed", lambda device: torch.tensor(1))
     family = FAMILY[name]
     model = build(family).train()
     attemper.apply(model, f"droppath({P})")

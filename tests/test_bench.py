@@ -16,21 +16,21 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import attemper
-from attemper.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
-from attemper.bench import candidates as candidates_module
-from attemper.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
-from attemper.bench.models import BASE, LIBRARIES, SMALL, ViT, make_vit
-from attemper.bench.recipes import ops_recipes, step_recipes
-from attemper.bench.shapes import CPU_SHAPES, CUDA_SHAPES
-from attemper.bench.step import TWIN, compiled
-from attemper.bench.tables import failures
-from attemper.bench.targets import OPS, STEP
-from attemper.bench.timing import CudaStopwatch, Deadline, interleaved
 from attemper.errors import AttemperError, ParameterError, UnknownMethodError
+from attemper.lab.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
+from attemper.lab.bench import candidates as candidates_module
+from attemper.lab.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
+from attemper.lab.bench.default_recipes import ops_recipes, step_recipes
+from attemper.lab.bench.shapes import CPU_SHAPES, CUDA_SHAPES
+from attemper.lab.bench.step import TWIN, compiled
+from attemper.lab.bench.tables import failures
+from attemper.lab.bench.targets import OPS, STEP
+from attemper.lab.bench.timing import CudaStopwatch, Deadline, interleaved
+from attemper.lab.bench.vit_models import BASE, LIBRARIES, SMALL, ViT, make_vit
 from attemper.methods import DropKey
 from attemper.ops import reference
 
-attention_module = importlib.import_module("attemper.ops.attention")  # the package has a function of that name
+attention_module = importlib.import_module("attemper.ops.dispatch")  # the package has a function of that name
 
 pytestmark = pytest.mark.usefixtures("no_profiler")
 TINY = ViT("tiny", image=16, patch=8, width=16, blocks=2, heads=2, classes=4)
@@ -278,7 +278,7 @@ def test_a_cuda_device_is_refused_where_there_is_none(monkeypatch: pytest.Monkey
 
 
 def test_a_library_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.bench.models.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("attemper.lab.bench.vit_models.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ParameterError, match="not installed"):
         bench_step(StepPlan(**QUICK), sizes=TINY)
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attemper.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
-from attemper.bench import ops as ops_module
-from attemper.bench.models import make_vit
-from attemper.bench.results import Machine
-from attemper.bench.step import StepBench
-from attemper.bench.targets import ops_target, step_target
-from attemper.bench.timing import CpuStopwatch, Deadline, Prepared, interleaved, interval, peak_bytes_on_cpu
+from attemper.lab.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
+from attemper.lab.bench import ops as ops_module
+from attemper.lab.bench.results import Machine
+from attemper.lab.bench.step import StepBench
+from attemper.lab.bench.targets import ops_target, step_target
+from attemper.lab.bench.timing import CpuStopwatch, Deadline, Prepared, interleaved, interval, peak_bytes_on_cpu
+from attemper.lab.bench.vit_models import make_vit
 from attemper.ops import reference
 from test_bench import NAME, QUICK, TINY
 
-attention_module = importlib.import_module("attemper.ops.attention")  # the package has a function of that name
+attention_module = importlib.import_module("attemper.ops.dispatch")  # the package has a function of that name
 
 pytestmark = pytest.mark.usefixtures("no_profiler")
 H200 = Machine(device="NVIDIA H200", cpu="", threads=None, versions={"torch": "2.11.0"})

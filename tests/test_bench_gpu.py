@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attemper.bench import OpsPlan, StepPlan, bench_ops, bench_step
-from attemper.bench.tables import failures
-from attemper.bench.timing import CudaStopwatch
+from attemper.lab.bench import OpsPlan, StepPlan, bench_ops, bench_step
+from attemper.lab.bench.tables import failures
+from attemper.lab.bench.timing import CudaStopwatch
 from test_bench import TINY
 
 pytestmark = [

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.bench import (
+from attemper.errors import ParameterError
+from attemper.lab.bench import (
     OpsReport,
     OpsRow,
     Shape,
@@ -23,15 +24,14 @@ from attemper.bench import (
     load,
     save,
 )
-from attemper.bench import show as show_module
-from attemper.bench.__main__ import main
-from attemper.bench.cli import Ops, Step, command_line
-from attemper.bench.models import BASE, ViT
-from attemper.bench.page import make_page
-from attemper.bench.results import Head, Machine
-from attemper.bench.step import TWIN
-from attemper.bench.tables import failures, full_tables, markdown, tally, targets, verdict
-from attemper.errors import ParameterError
+from attemper.lab.bench import terminal as show_module
+from attemper.lab.bench.__main__ import main
+from attemper.lab.bench.commands import Ops, Step, command_line
+from attemper.lab.bench.html_page import make_page
+from attemper.lab.bench.results import Head, Machine
+from attemper.lab.bench.step import TWIN
+from attemper.lab.bench.tables import failures, full_tables, markdown, tally, targets, verdict
+from attemper.lab.bench.vit_models import BASE, ViT
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ViT("tiny", image=16, patch=8, width=16, blocks=2, heads=2, classes=4)
@@ -42,7 +42,7 @@ NAME = "2x2x9x8"
 @pytest.fixture(autouse=True)
 def _no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler takes a second per step; what it measures has a test of its own."""
-    monkeypatch.setattr("attemper.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
+    monkeypatch.setattr("attemper.lab.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
 
 
 def head(machine: Machine = H200, **changes: Any) -> Head:
@@ -197,7 +197,7 @@ def test_the_command_measures_shows_and_writes(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_step_command_measures_shows_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.bench.step.SMALL", TINY)
+    monkeypatch.setattr("attemper.lab.bench.step.SMALL", TINY)
     json = tmp_path / "step.json"
     words = "step --device cpu --methods blur cb --batch 1 --rounds 2 --threads 1 --json"
     assert main([*words.split(), str(json)]) == 0

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.actions import from_tokens, to_tokens
 from attemper.errors import ConflictError, NoSiteError, ParameterError
 from attemper.methods import ContextBroadcast
 from attemper.methods.broadcast import context_broadcast
+from attemper.tempering.layers import from_tokens, to_tokens
 from families import FAMILIES, build, call
 
 FAMILY = {family.name: family for family in FAMILIES}

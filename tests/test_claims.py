@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attemper.study.claims import Claim, Claims, LostClaimError
+from attemper.lab.study.claims import Claim, Claims, LostClaimError
 
 
 def silence(claims: Claims, key: str, scope: str = "another machine") -> None:

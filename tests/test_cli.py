@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import attemper
-from attemper.cli import main
-from attemper.cli.commands import COMMANDS, GROUPS
-from attemper.cli.compare import Compare, folder_of
-from attemper.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
-from attemper.study.published import SCALES, catalogue, find_table
+from attemper.lab.cli import main
+from attemper.lab.cli.commands import COMMANDS, GROUPS
+from attemper.lab.cli.compare import Compare, folder_of
+from attemper.lab.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
+from attemper.lab.study.published import SCALES, catalogue, find_table
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -106,7 +106,8 @@ def test_a_wrong_option_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) ->
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("attemper.tasks.verify", lambda *_: (_ for _ in ()).throw(ModuleNotFoundError(name=package)))
+    missing = ModuleNotFoundError(name=package)
+    monkeypatch.setattr("attemper.lab.tasks.verify", lambda *_: (_ for _ in ()).throw(missing))
     assert main(["data", "verify", "digits"]) == 2
     assert f"this needs '{package}', which is not installed: pip install 'attemper[{extra}]'" in capsys.readouterr().err
 

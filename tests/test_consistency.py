@@ -14,7 +14,7 @@ import attemper
 from attemper.errors import ConflictError, ParameterError
 from attemper.methods import Consistency, RDrop
 from attemper.methods.consistency import divergence
-from attemper.outputs import logits_of
+from attemper.tempering.outputs import logits_of
 from families import FAMILIES, build, call
 
 FAMILY = {family.name: family for family in FAMILIES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attemper.evaluation.detection import (
+from attemper.lab.tasks.actions.detection import (
     OVERLAPS,
     MeanPrecision,
     Segments,

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import test_distributed
-from attemper.cli import main
-from attemper.models import build_model
-from attemper.tasks import Source, Task, open_task
-from attemper.training import Budget, RunSpec, run
-from attemper.training.data import RunData
-from attemper.training.distillation import answer, distillation_loss
-from attemper.training.learner import Learner
-from attemper.training.teacher import open_teacher
-from attemper.training.weights import WEIGHTS
+from attemper.lab.cli import main
+from attemper.lab.models import build_model
+from attemper.lab.tasks import Source, Task, open_task
+from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.data import RunData
+from attemper.lab.training.distillation import answer, distillation_loss
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.teacher import open_teacher
+from attemper.lab.training.weights import WEIGHTS
 from taught import TASK, TEACHER, TINY, TOKEN, saved, spec
 from teams import team
 

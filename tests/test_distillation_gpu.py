@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.tasks import open_task, parse_augmentation
-from attemper.training import RunSpec, run
-from attemper.training.data import RunData
-from attemper.training.graph import GraphedStep, can_capture
-from attemper.training.learner import Learner
+from attemper.lab.tasks import open_task, parse_augmentation
+from attemper.lab.training import RunSpec, run
+from attemper.lab.training.data import RunData
+from attemper.lab.training.graph import GraphedStep, can_capture
+from attemper.lab.training.learner import Learner
 from taught import TASK, TINY, TOKEN, saved, spec
 
 pytestmark = [

@@ -11,19 +11,19 @@ import pytest
 import timm
 import torch
 
-from attemper.cli import main
-from attemper.cli.estimate import EstimateCommand
 from attemper.errors import ParameterError
-from attemper.study import Plan
-from attemper.study.probing import measure
-from attemper.study.study import Study
-from attemper.tasks import open_task
-from attemper.tasks.base import InputShape
-from attemper.training import Budget, RunSpec, check_run, run, settled
-from attemper.training.data import RunData
-from attemper.training.learner import Learner
-from attemper.training.teacher import open_teacher, untrained
-from attemper.training.weights import WEIGHTS
+from attemper.lab.cli import main
+from attemper.lab.cli.estimate import EstimateCommand
+from attemper.lab.study import Plan
+from attemper.lab.study.probing import measure
+from attemper.lab.study.study import Study
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.base import InputShape
+from attemper.lab.training import Budget, RunSpec, check_run, run, settled
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.teacher import open_teacher, untrained
+from attemper.lab.training.weights import WEIGHTS
 from taught import TASK, TEACHER, TINY, saved, spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")

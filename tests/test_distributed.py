@@ -14,16 +14,16 @@ from torch import Tensor
 
 from attemper import list_methods, parse
 from attemper.errors import ParameterError
+from attemper.lab.tasks import Source, Task, open_task
+from attemper.lab.training import Budget, RunSpec, joined
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import Run, choose_device
+from attemper.lab.training.ranks import ALONE, Ranks, current
+from attemper.lab.training.validation import evaluate
 from attemper.methods.consistency import Consistency
 from attemper.methods.kinds import LossTerm, Penalty
-from attemper.outputs import counted_in
-from attemper.tasks import Source, Task, open_task
-from attemper.training import Budget, RunSpec, joined
-from attemper.training.data import RunData
-from attemper.training.evaluate import evaluate
-from attemper.training.learner import Learner
-from attemper.training.loop import Run, choose_device
-from attemper.training.ranks import ALONE, Ranks, current
+from attemper.tempering.outputs import counted_in
 from teams import DIED, team
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,7 +98,7 @@ def steps(parallel: Any, cases: list[tuple[str, dict[str, Any]]]) -> list[Any]:
 
 
 def whole(learner: Learner) -> dict[str, Tensor]:
-    from attemper.training.parallel import whole as whole_tensor
+    from attemper.lab.training.parallel import whole as whole_tensor
 
     return {name: whole_tensor(value.detach()) for name, value in learner.model.state_dict().items()}
 
@@ -291,7 +291,7 @@ def test_a_rank_that_is_killed_stops_the_others() -> None:
 
 
 def hangs() -> None:
-    from attemper.training import ranks as module
+    from attemper.lab.training import ranks as module
 
     module.GRACE = 0.2
     with joined() as ranks:

@@ -17,13 +17,13 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from attemper.cli import main
-from attemper.evaluation.runs import load_run
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, joined, loop, run
-from attemper.training import ranks as ranks_module
-from attemper.training.checkpoint import load_checkpoint
-from attemper.training.learner import Learner
+from attemper.lab.cli import main
+from attemper.lab.evaluation.runs import load_run
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, joined, loop, run
+from attemper.lab.training import ranks as ranks_module
+from attemper.lab.training.checkpoint import load_checkpoint
+from attemper.lab.training.learner import Learner
 from endings import assert_equal_bits, flat
 from teams import DIED, free_port, team
 
@@ -55,7 +55,7 @@ def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int
 
 def cannot_write(folder: Path, chosen: RunSpec) -> Any:
     """A run whose weights cannot be written in the end, and what comes after it."""
-    from attemper.study.together import regrouping
+    from attemper.lab.study.rank_team import regrouping
 
     with joined() as ranks:
         with contextlib.suppress(Exception), regrouping(ranks):
@@ -159,15 +159,15 @@ def typed_with_a_failure(*words: str) -> tuple[int, str, str]:
 
 
 def fail_once() -> None:
-    import attemper.training
+    import attemper.lab.training
 
-    honest = attemper.training.run
+    honest = attemper.lab.training.run
 
     def failing(*args: Any, **options: Any) -> Any:
-        attemper.training.run = honest
+        attemper.lab.training.run = honest
         raise ValueError("out of luck")
 
-    attemper.training.run = failing
+    attemper.lab.training.run = failing
 
 
 SMALL = ("--task", TASK, "--model", MODEL, "--epochs", "2", "--batch-size", "20")
@@ -209,7 +209,7 @@ def test_compare_trains_every_run_with_all_ranks_and_survives_a_run_that_fails_o
 
 
 def typed_without_locks(*words: str) -> tuple[int, str, str]:
-    from attemper.study import locks
+    from attemper.lab.study import locks
 
     late = locks.RIVAL.replace("flush=True)\n", "flush=True)\nimport time\ntime.sleep(1)\n")
     locks.RIVAL = late.replace("os.O_EXCL", "0")  # a file system that forgets it

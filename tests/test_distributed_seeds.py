@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, run
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, run
 from teams import DIED, team
 from test_distributed_runs import train
 

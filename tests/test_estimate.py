@@ -14,16 +14,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from attemper.cli import main
-from attemper.cli.estimate import EstimateCommand, read_numbers, show_estimate
 from attemper.errors import ParameterError
-from attemper.study import Plan, probing
-from attemper.study.estimate import estimate, makespan, run_seconds
-from attemper.study.probing import Measured, Probe, Sizes, measure
-from attemper.tasks import open_task
-from attemper.training.data import RunData
-from attemper.training.learner import Learner
-from attemper.training.loop import Run
+from attemper.lab.cli import main
+from attemper.lab.cli.estimate import EstimateCommand, read_numbers, show_estimate
+from attemper.lab.study import Plan, probing
+from attemper.lab.study.estimate import estimate, makespan, run_seconds
+from attemper.lab.study.probing import Measured, Probe, Sizes, measure
+from attemper.lab.tasks import open_task
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import Run
 
 SIZES = Sizes(batches=100, batch_size=64, validation=1000, measured=2000, test=500)
 NONE = Measured(setup=7.0, batch=0.1, evaluation=0.001, keeping=0.5, saving=0.25, memory=4 * 1024**3)
@@ -113,8 +113,10 @@ def test_a_probe_tells_apart_what_each_part_of_a_run_takes(monkeypatch: pytest.M
     monkeypatch.setattr(Learner, "__init__", slow(Learner.__init__, lambda *_: 3.0))
     monkeypatch.setattr(Learner, "learn", slow(Learner.learn, lambda *_: 0.5))
     monkeypatch.setattr(RunData, "epoch", lambda self, epoch, real=RunData.epoch: ticking(real(self, epoch), clock))
-    monkeypatch.setattr("attemper.training.evaluate.evaluate", lambda learner, task, source: tick(clock, len(source)))
-    monkeypatch.setattr("attemper.training.checkpoint.save_checkpoint", lambda *_: tick(clock, 7))
+    monkeypatch.setattr(
+        "attemper.lab.training.validation.evaluate", lambda learner, task, source: tick(clock, len(source))
+    )
+    monkeypatch.setattr("attemper.lab.training.checkpoint.save_checkpoint", lambda *_: tick(clock, 7))
     task = open_task("digits(train=200, test=50)")
     spec = plan(task=task.name, budget={"epochs": 1, "batch_size": 16}).spec("none", 1e-3, 0)
     data = RunData(spec, task, torch.device("cpu"))
@@ -262,7 +264,7 @@ def test_a_plan_is_estimated_on_noise_and_told_as_json(capsys: pytest.CaptureFix
 
 
 def test_people_are_told_hours_memory_and_which_gpus_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.cli.estimate.gpu_memory", lambda: [80 * 1024**3])
+    monkeypatch.setattr("attemper.lab.cli.estimate.gpu_memory", lambda: [80 * 1024**3])
     screen = Console(file=io.StringIO(), width=120)
     show_estimate(screen, estimate(plan(), dataclasses.replace(found(), per_gpu=2), gpus=[1, 64]))
     told = screen.file.getvalue()  # type: ignore[attr-defined]

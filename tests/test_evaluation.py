@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.cli import main
 from attemper.errors import AttemperError, ParameterError
-from attemper.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
-from attemper.evaluation.runs import load_run
-from attemper.models import build_model
-from attemper.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
-from attemper.training import Budget, RunSpec, check_run, run
-from attemper.training.weights import WEIGHTS, load_weights, save_weights
+from attemper.lab.cli import main
+from attemper.lab.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
+from attemper.lab.evaluation.runs import load_run
+from attemper.lab.models import build_model
+from attemper.lab.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
+from attemper.lab.training import Budget, RunSpec, check_run, run
+from attemper.lab.training.weights import WEIGHTS, load_weights, save_weights
 from evaluated import ALL, SMALL
 
 SPEC = RunSpec(task="digits", model="vit-digits(depth=1)", recipe="none", seed=3, budget=Budget(epochs=1))
@@ -219,7 +219,7 @@ def test_a_run_is_evaluated_in_its_own_precision_and_with_its_averaged_weights()
 
 
 def test_a_run_can_be_stopped_while_it_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["attemper.training.loop"], "REPORT_EVERY", 0.0)
+    monkeypatch.setattr(sys.modules["attemper.lab.training.loop"], "REPORT_EVERY", 0.0)
     events: list[dict[str, Any]] = []
     spec = dataclasses.replace(SPEC, evaluate=("robustness(epsilon=[], occlusion=[], corruptions=['fog'])",))
     run(spec, counted_task([]), device="cpu", progress=events.append)
@@ -266,10 +266,10 @@ def test_evaluate_takes_other_test_sets(
 ) -> None:
     from PIL import Image
 
-    from attemper.tasks import source
+    from attemper.lab.tasks import source
 
     grey = source.decode
-    monkeypatch.setattr("attemper.evaluation.testsets.decode", lambda file, size: grey(file, size)[:1])
+    monkeypatch.setattr("attemper.lab.evaluation.testsets.decode", lambda file, size: grey(file, size)[:1])
     for part, name in (("v2", "7"), ("a", "n00000003"), ("val", "x")):
         (tmp_path / part / name).mkdir(parents=True)
         Image.new("RGB", (9, 8)).save(tmp_path / part / name / "image.png")
@@ -330,7 +330,7 @@ def test_weights_of_another_model_and_other_data_are_refused(folder: Path, tmp_p
 
 
 def test_every_corruption_is_in_the_suite_unless_told_otherwise() -> None:
-    from attemper.evaluation.conditions import conditions_of
+    from attemper.lab.evaluation.conditions import conditions_of
 
     conditions = conditions_of(Robustness(), nn.Identity())
     names = [one.facts["kind"] for one in conditions if one.group == "corruptions"]

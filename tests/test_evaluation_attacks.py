@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.evaluation import Network, Normalise, at_rest, fgsm, pgd
-from attemper.evaluation.runs import FinishedRun
+from attemper.lab.evaluation import Network, Normalise, at_rest, fgsm, pgd
+from attemper.lab.evaluation.runs import FinishedRun
 from evaluated import trained_digits
 
 MEAN, DEVIATION = (0.4, 0.5), (0.2, 0.1)

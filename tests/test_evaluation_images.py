@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from attemper.errors import ParameterError
-from attemper.evaluation import CORRUPTIONS, SEVERITIES, corrupt, occlude_centre, occlude_random
-from attemper.evaluation.corruptions import plasma
-from attemper.evaluation.occlusion import covered
-from attemper.tasks import open_task
+from attemper.lab.evaluation import CORRUPTIONS, SEVERITIES, corrupt, occlude_centre, occlude_random
+from attemper.lab.evaluation.corruptions import plasma
+from attemper.lab.evaluation.occlusion import covered
+from attemper.lab.tasks import open_task
 
 
 def digits() -> torch.Tensor:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from attemper.cli.compare import Compare, folder_of
-from attemper.evaluation.figures import headline, over_seeds
-from attemper.report import render
-from attemper.study import DEFAULT_PLAN, Plan, PlanError, Study, summarise, to_csv, to_markdown
-from attemper.study.evaluations import evaluation_table
+from attemper.lab.cli.compare import Compare, folder_of
+from attemper.lab.evaluation.key_figures import headline, over_seeds
+from attemper.lab.report import render
+from attemper.lab.study import DEFAULT_PLAN, Plan, PlanError, Study, summarise, to_csv, to_markdown
+from attemper.lab.study.evaluations import evaluation_table
 from evaluated import ALL, made_up
 from study_fakes import FakeEngine, make_plan, make_result
 

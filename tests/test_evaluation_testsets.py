@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attemper.evaluation import evaluate_test_set, open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
-from attemper.tasks import DataError
+from attemper.lab.evaluation import evaluate_test_set, open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
+from attemper.lab.tasks import DataError
 
 IDS = [f"n{10_000_000 + 7 * at}" for at in range(12)]
 

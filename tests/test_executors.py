@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from attemper.cli import main
-from attemper.cli.where import Where
 from attemper.errors import AttemperError, ParameterError
-from attemper.study import FolderError, Study, StudyError, compare, locks, processes, work
-from attemper.study.claims import Claims
-from attemper.study.processes import Processes, runs_per_gpu
-from attemper.study.ray_executor import RayCluster
-from attemper.study.resources import Resources
+from attemper.lab.cli import main
+from attemper.lab.cli.executor_options import Where
+from attemper.lab.study import FolderError, Study, StudyError, compare, locks, processes, work
+from attemper.lab.study.claims import Claims
+from attemper.lab.study.processes import Processes, runs_per_gpu
+from attemper.lab.study.ray_executor import RayCluster
+from attemper.lab.study.resources import Resources
 from study_fakes import FakeEngine, break_down, make_plan, make_result
 from test_study import Recorder
 

@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attemper
 from attemper.errors import UnsupportedError
+from attemper.kernels.fa4.tables import call_words
+from attemper.kernels.implementations import fa4
 from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
-from attemper.ops import fa4
 from attemper.ops.call import make_call
 from attemper.ops.choice import preference
-from attemper.ops.fa4.tables import call_words
 from attemper.ops.perturbation import Perturbation, rescue
 from attemper.ops.stream import keep_mask, threshold
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attemper
+from attemper.kernels import keys as triton_keys
 from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
-from attemper.ops import triton_keys
 from attemper.ops.stream import Stream
 
 pytestmark = [

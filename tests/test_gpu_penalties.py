@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.kernels import penalties as triton_penalties
+from attemper.kernels.attention.packed import parts
+from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods.squares import linear_output_square, product_square
-from attemper.ops import triton_attention, triton_penalties
 from attemper.ops.call import make_call
-from attemper.ops.triton_attention.packed import parts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attemper.embedding import to_patches
 from attemper.methods import TokenGraying
+from attemper.tempering.embedding import to_patches
 
 pytestmark = [
     pytest.mark.gpu,

@@ -69,8 +69,8 @@ def test_in_half_precision_zeros_stay_zeros_beside_other_images(kind):
 
 @pytest.mark.parametrize("eps", [0.6, 0.7, 0.95])
 def test_in_half_precision_rounding_of_a_zero_is_not_blown_up(eps):
-    # X and the result round to 11 bits, and so does every late step; where all entries round alike, as here, an identity
-    # and a constant matrix add up to three times that.
+    # X and the result round to 11 bits, and so does every late step; where all entries round alike, as here, an
+    # identity and a constant matrix add up to three times that.
     fit = fit_power(eps, COARSE)
     late = sum(abs(weight) for weight in fit.weights[1 + WIDE_STEPS :])
     bound = fit.error + 2.0**-11 * (2 + 3 * late)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.tasks import open_task
-from attemper.tasks.base import Task
-from attemper.training import CHECKPOINT, Budget, RunSpec, joined, loop, run
-from attemper.training import ranks as ranks_module
-from attemper.training.checkpoint import load_checkpoint, save_checkpoint
-from attemper.training.data import RunData
-from attemper.training.learner import Learner
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.base import Task
+from attemper.lab.training import CHECKPOINT, Budget, RunSpec, joined, loop, run
+from attemper.lab.training import ranks as ranks_module
+from attemper.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
 from endings import assert_same_end, timeless
 from teams import DIED, team
 

@@ -7,11 +7,11 @@ import torch
 
 import attemper
 from attemper.errors import ParameterError
-from attemper.models import build_model, list_models
-from attemper.models.convmixer import ConvMixer
-from attemper.models.vit import patch_for
-from attemper.outputs import logits_of
-from attemper.tasks import InputShape
+from attemper.lab.models import build_model, list_models
+from attemper.lab.models.convmixer import ConvMixer
+from attemper.lab.models.vit import patch_for
+from attemper.lab.tasks import InputShape
+from attemper.tempering.outputs import logits_of
 
 DIGITS = InputShape(channels=1, height=8, width=8, classes=10)
 CIFAR = InputShape(channels=3, height=32, width=32, classes=100)

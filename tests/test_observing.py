@@ -66,9 +66,9 @@ def test_multihead_attention_computes_the_same_bits(
     if padding:
         hidden = torch.arange(keys) >= torch.randint(1, keys + 1, (batch, 1))
         float_mask = "attn_mask" in kwargs and kwargs["attn_mask"].dtype != torch.bool
-        kwargs["key_padding_mask"] = torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, -torch.inf) if (
-            float_mask
-        ) else hidden
+        kwargs["key_padding_mask"] = (
+            torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, -torch.inf) if (float_mask) else hidden
+        )
     expected = run(module, *args, **kwargs)
     tempered = attemper.apply(module, PENALTIES)
     given = run(module, *args, **kwargs)

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.errors import ConflictError, UnmetError
-from attemper.patching import is_tempered, state_of
-from attemper.seam import AttentionAction
+from attemper.tempering.interception import AttentionAction
+from attemper.tempering.subclassing import is_tempered, state_of
 from families import FAMILIES, build, call
 
 FAMILY = {family.name: family for family in FAMILIES}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import attemper
 from attemper.errors import AttemperError, RecipeError
-from attemper.study import DEFAULT_PLAN, Plan, PlanError, dump_plan, load_plan
-from attemper.study.grids import expand
+from attemper.lab.study import DEFAULT_PLAN, Plan, PlanError, dump_plan, load_plan
+from attemper.lab.study.grids import expand
 
 PLAN = """\
 task: digits

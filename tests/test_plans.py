@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from attemper.errors import ParameterError
-from attemper.study import load_plan
-from attemper.tasks import open_task
-from attemper.tasks.augment import parse_augmentation
-from attemper.tasks.base import InputShape
-from attemper.training import check_run
-from attemper.training.data import RunData
-from attemper.training.teacher import open_teacher
+from attemper.lab.study import load_plan
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.augment import parse_augmentation
+from attemper.lab.tasks.base import InputShape
+from attemper.lab.training import check_run
+from attemper.lab.training.data import RunData
+from attemper.lab.training.teacher import open_teacher
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = sorted((ROOT / "plans").glob("*.yaml"))

@@ -14,18 +14,18 @@ import pytest
 import torch
 from PIL import Image
 
-from attemper.cli import main
 from attemper.errors import NoSiteError, ParameterError
-from attemper.models import build_model
+from attemper.lab.cli import main
+from attemper.lab.models import build_model
+from attemper.lab.report.diagnosis import make_page
+from attemper.lab.report.png import _apart, beside, colours, curves, heat_map, looks_sheet, overlay
+from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.user_images import read_images
+from attemper.lab.training.checkpoint import save_checkpoint
 from attemper.probes import Table, query_looks, rollout
-from attemper.probes.drawing import _apart, beside, colours, curves, heat_map, looks_sheet, overlay
-from attemper.probes.images import read_images
-from attemper.probes.page import make_page
 from attemper.probes.table import HeadRow, TokenRow
 from attemper.probes.weights import load_weights, read_weights
-from attemper.tasks.base import InputShape
-from attemper.tasks.errors import DataError
-from attemper.training.checkpoint import save_checkpoint
 from browser import browsing, chromium
 from families import build, family
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import attemper
 from attemper.errors import NoSiteError, ParameterError
-from attemper.models import build_model
+from attemper.lab.models import build_model
+from attemper.lab.tasks.base import InputShape
 from attemper.probes import (
     PLACES,
     condition_number,
@@ -25,7 +26,6 @@ from attemper.probes import (
 )
 from attemper.probes.conditioning import linear_attention
 from attemper.probes.tokens import conditioning_after
-from attemper.tasks.base import InputShape
 from families import build, family
 
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-import attemper.experiments as experiments
-from attemper.cli import main
+import attemper.lab.experiments as experiments
 from attemper.errors import NoSiteError, ParameterError
+from attemper.lab.cli import main
+from attemper.lab.report import probe_curves as section
+from attemper.lab.report import render
+from attemper.lab.report.entries import entries
+from attemper.lab.study import Plan, Study, summarise
+from attemper.lab.study.engine import Training
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, run
 from attemper.probes.recording import Recorder
-from attemper.report import probes as section
-from attemper.report import render
-from attemper.report.recipes import entries
-from attemper.study import Plan, Study, summarise
-from attemper.study.engine import Training
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, run
 from summaries import NAMES, entry
 
 MODEL = "vit-digits(depth=2, width=16, heads=2, mlp=16)"
@@ -55,7 +55,7 @@ def test_steps_are_those_of_the_optimiser(digits):
 
 
 def test_a_run_that_was_interrupted_has_every_look_once(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("attemper.training.loop"), "CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(importlib.import_module("attemper.lab.training.loop"), "CHECKPOINT_EVERY", 0.0)
     whole = run(spec(), digits, probe_every=2)
 
     class StoppedError(Exception):
@@ -165,8 +165,8 @@ def test_probe_every_is_refused_below_one(capsys, tmp_path):
 @pytest.mark.parametrize("name", list(experiments.EXPERIMENTS))
 def test_every_arm_of_every_experiment_can_be_built_and_tempered(name):
     import attemper
-    from attemper.models import build_model
-    from attemper.tasks.base import InputShape
+    from attemper.lab.models import build_model
+    from attemper.lab.tasks.base import InputShape
 
     for arm in experiments.EXPERIMENTS[name].arms:
         text = experiments._fill(arm.model, "vit-digits", "convmixer(width=8, depth=2, kernel=3)")
@@ -192,8 +192,8 @@ def test_an_experiment_trains_its_arms_and_writes_what_it_found(name, measure, t
 
 def test_graying_is_seen_in_what_goes_into_the_first_block():
     import attemper
-    from attemper.models import build_model
-    from attemper.tasks.base import InputShape
+    from attemper.lab.models import build_model
+    from attemper.lab.tasks.base import InputShape
 
     torch.manual_seed(0)
     model, x = build_model("vit-digits(depth=1)", InputShape(1, 8, 8, 10)), torch.randn(4, 1, 8, 8)

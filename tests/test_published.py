@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import attemper
-from attemper.calls import parse_call
 from attemper.errors import ParameterError
-from attemper.study.published import SCALES, Row, Table, catalogue, find_table
-from attemper.study.published.explicit import ABLATION, COLUMNS, RATES, STRENGTHS, main_rows
-from attemper.training.spec import Budget
+from attemper.lab.call_syntax import parse_call
+from attemper.lab.study.published import SCALES, Row, Table, catalogue, find_table
+from attemper.lab.study.published.explicit import ABLATION, COLUMNS, RATES, STRENGTHS, main_rows
+from attemper.lab.training.spec import Budget
 
 TABLES = {table.key: table for table in catalogue()}
 PLANS = [(key, scale) for key in TABLES for scale in SCALES]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from attemper.errors import ParameterError
-from attemper.study import StoppedError, Study, StudyError, ray_executor, status_of, work
-from attemper.study.executor import MOST_DEATHS
-from attemper.study.locks import beacon
-from attemper.study.ray_executor import RayCluster, RayCrew, check_room
-from attemper.study.resources import Resources
+from attemper.lab.study import StoppedError, Study, StudyError, ray_executor, status_of, work
+from attemper.lab.study.executor import MOST_DEATHS
+from attemper.lab.study.locks import beacon
+from attemper.lab.study.ray_executor import RayCluster, RayCrew, check_room
+from attemper.lab.study.resources import Resources
 from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
 from test_study import Recorder, results_without_timings, tree, worked
 
@@ -145,7 +145,7 @@ def test_a_node_that_does_not_share_the_folder_ends_the_study_with_the_reason(
     def only_here(folder: Path) -> Any:
         return elsewhere
 
-    monkeypatch.setattr("attemper.study.ray_executor.beacon", only_here)
+    monkeypatch.setattr("attemper.lab.study.ray_executor.beacon", only_here)
     study = Study(tmp_path / "study", make_plan(["none"], seeds=1), engine=FakeEngine())
     monkeypatch.setattr(Path, "touch", lambda *args, **options: None)  # lit for nobody but this machine
     with pytest.raises(StudyError, match=r"node .* does not see the files that this machine has"):

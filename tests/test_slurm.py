@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from attemper.cli import main
 from attemper.errors import ParameterError
-from attemper.study import Study, load_plan, status_of
-from attemper.study.slurm import LEFT_WORK, Job, slurm_script
+from attemper.lab.cli import main
+from attemper.lab.study import Study, load_plan, status_of
+from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
 from teams import start_server
 
 PLAN = """
@@ -157,7 +157,7 @@ def test_submit_makes_a_study_ready_and_writes_a_script_that_can_be_run(
 def test_a_worker_does_what_is_free_leaves_and_the_last_one_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("attemper.cli.submit.signal.signal", lambda *_: None)  # pytest wants its Ctrl-C back
+    monkeypatch.setattr("attemper.lab.cli.submit.signal.signal", lambda *_: None)  # pytest wants its Ctrl-C back
     (tmp_path / "plan.yaml").write_text(PLAN)
     study = Study(tmp_path / "one", load_plan(tmp_path / "plan.yaml"))
     study.prepare()

@@ -13,8 +13,8 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from attemper.study.statistics import Rank, deviation, holm, mean, paired_difference, ranks
-from attemper.study.verdict import verdict
+from attemper.lab.study.statistics import Rank, deviation, holm, mean, paired_difference, ranks
+from attemper.lab.study.verdict import verdict
 
 shares = st.floats(0, 1)
 samples = st.integers(2, 12).flatmap(lambda n: st.tuples(*[st.lists(shares, min_size=n, max_size=n)] * 2))

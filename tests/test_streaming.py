@@ -19,18 +19,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.cli import main
-from attemper.tasks.augment import Augmentation, parse_augmentation
-from attemper.tasks.errors import DataError
-from attemper.tasks.streaming import StreamTask, tars
-from attemper.tasks.streaming import source as stream_source
-from attemper.tasks.streaming.pixels import Preparation
-from attemper.training import Budget, RunSpec, joined, loop, run
-from attemper.training import ranks as ranks_module
-from attemper.training.checkpoint import load_checkpoint
-from attemper.training.data import RunData
-from attemper.training.learner import Learner
-from attemper.training.ranks import ALONE, Ranks
+from attemper.lab.cli import main
+from attemper.lab.tasks.augment import Augmentation, parse_augmentation
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.streaming import StreamTask, tars
+from attemper.lab.tasks.streaming import source as stream_source
+from attemper.lab.tasks.streaming.pixels import Preparation
+from attemper.lab.training import Budget, RunSpec, joined, loop, run
+from attemper.lab.training import ranks as ranks_module
+from attemper.lab.training.checkpoint import load_checkpoint
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.ranks import ALONE, Ranks
 from endings import timeless
 from shards import MODEL, jpeg, members, offline, opened, write_parquet, write_wds
 from teams import DIED, team

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.cli import main
-from attemper.tasks import open_task
-from attemper.tasks.errors import DataError
-from attemper.tasks.opening import verify
-from attemper.tasks.streaming import looking, rowgroups, tars
-from attemper.tasks.streaming.source import ReadAhead
+from attemper.lab.cli import main
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.registry import verify
+from attemper.lab.tasks.streaming import rowgroups, tars
+from attemper.lab.tasks.streaming import scan_files as looking
+from attemper.lab.tasks.streaming.source import ReadAhead
 from shards import jpeg, offline, opened, write_parquet, write_shard, write_wds
 
 WDS, STREAMED = "wds:set(size=32)", "hf:hub(size=32)"

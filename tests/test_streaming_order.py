@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attemper.tasks.streaming.order import EpochOrder, Selection
-from attemper.training.ranks import Ranks
+from attemper.lab.tasks.streaming.order import EpochOrder, Selection
+from attemper.lab.training.ranks import Ranks
 from shards import members
 
 

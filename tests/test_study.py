@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from attemper.errors import AttemperError
-from attemper.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
-from attemper.study import files as study_files
+from attemper.lab.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
+from attemper.lab.study import files as study_files
 from study_fakes import (
     FakeEngine,
     break_down,

@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
-from attemper.study import PlanError, Study, compare, summarise
-from attemper.study.costs import measure_costs, read_costs
-from attemper.study.plan import Plan
+from attemper.lab.study import PlanError, Study, compare, summarise
+from attemper.lab.study.costs import measure_costs, read_costs
+from attemper.lab.study.plan import Plan
 from test_study import results_without_timings
 
 PLAN: dict[str, Any] = {
@@ -29,7 +29,7 @@ PLAN: dict[str, Any] = {
 }
 SCRIPT = """
 import sys
-from attemper.study import compare
+from attemper.lab.study import compare
 
 if __name__ == "__main__":
     compare({plan!r}, {folder!r}, workers=1, costs=False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attemper.study import (
+from attemper.lab.study import (
     Plan,
     Study,
     compare,
@@ -25,10 +25,10 @@ from attemper.study import (
     to_csv,
     to_markdown,
 )
-from attemper.study.costs import measure_costs, read_costs
-from attemper.study.live import LiveView, PlainView
-from attemper.study.selection import choose
-from attemper.training.spec import RunSpec
+from attemper.lab.study.costs import measure_costs, read_costs
+from attemper.lab.study.live import LiveView, PlainView
+from attemper.lab.study.selection import choose
+from attemper.lab.training.spec import RunSpec
 from study_fakes import FakeEngine, make_plan, make_result
 
 Accuracies = Callable[[RunSpec], tuple[float | None, float | None] | None]

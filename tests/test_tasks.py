@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.tasks import DataError, LazySource, MemorySource, open_task, prepare, source, verify
-from attemper.tasks.split import divide
+from attemper.lab.tasks import DataError, LazySource, MemorySource, open_task, prepare, source, verify
+from attemper.lab.tasks.split import divide
 
 
 def rows(images: Tensor) -> set[bytes]:

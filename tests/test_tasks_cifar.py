@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from attemper.tasks import DataError, open_task, verify
-from attemper.tasks.cifar import CIFAR, Arrays, Layout
+from attemper.lab.tasks import DataError, open_task, verify
+from attemper.lab.tasks.cifar import CIFAR, Arrays, Layout
 
 
 def write(root: Path, name: str, layout: Layout, images: int = 40) -> Layout:

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper import Tempered, seam
+from attemper import Tempered
 from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, UnmetError
 from attemper.methods import DropAttention, DropKey
+from attemper.tempering import interception as seam
 from contracts import COMPOSED, SCHEDULED, assert_same, evaluate, fingerprint, original, tempered, train
 from families import VIT, call, family, image, timm_model
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from attemper.errors import AttemperError, ConflictError, NoSiteError, ParameterError
-from attemper.tasks import DataError, Source, Task, open_task
-from attemper.training import Budget, RunSpec, check_run, loop, run
-from attemper.training.data import RunData
-from attemper.training.evaluate import evaluate
-from attemper.training.learner import Average, Learner
-from attemper.training.schedule import learning_rate
+from attemper.lab.tasks import DataError, Source, Task, open_task
+from attemper.lab.training import Budget, RunSpec, check_run, loop, run
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Average, Learner
+from attemper.lab.training.schedule import learning_rate
+from attemper.lab.training.validation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attemper.tasks import open_task
-from attemper.training import Budget, cost, step_costs
-from attemper.training.cost import Stepper, summarise
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, cost, step_costs
+from attemper.lab.training.cost import Stepper, summarise
 
 
 def test_every_recipe_has_a_cost_against_none_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attemper.errors import ParameterError
-from attemper.study import Plan, PlanError
-from attemper.tasks import Task, open_task
-from attemper.training import Budget, RunSpec, run
-from attemper.training.data import RunData
-from attemper.training.learner import Learner, parameter_groups
-from attemper.training.ranks import Ranks
-from attemper.training.spec import LATER
+from attemper.lab.study import Plan, PlanError
+from attemper.lab.tasks import Task, open_task
+from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner, parameter_groups
+from attemper.lab.training.ranks import Ranks
+from attemper.lab.training.spec import LATER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

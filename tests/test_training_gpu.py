@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.tasks import open_task
-from attemper.training import Budget, RunSpec, run, step_costs
-from attemper.training.data import RunData
-from attemper.training.graph import GraphedStep, can_capture
-from attemper.training.learner import Learner
+from attemper.lab.tasks import open_task
+from attemper.lab.training import Budget, RunSpec, run, step_costs
+from attemper.lab.training.data import RunData
+from attemper.lab.training.graph import GraphedStep, can_capture
+from attemper.lab.training.learner import Learner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,7 +88,7 @@ def test_a_run_on_a_gpu_is_captured_and_finishes(recipe: str, precision: str, tm
 
 
 def test_a_run_on_a_gpu_resumes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.training.loop.CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr("attemper.lab.training.loop.CHECKPOINT_EVERY", 0.0)
 
     def stop(event: dict[str, Any]) -> None:
         if event["validation"]:

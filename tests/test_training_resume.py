@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from attemper.tasks import open_task
-from attemper.training import CHECKPOINT, Budget, RunSpec, StorageError, loop, run
-from attemper.training.checkpoint import load_checkpoint, save_checkpoint
-from attemper.training.randomness import random_state, seed_everything, set_random_state
+from attemper.lab.tasks import open_task
+from attemper.lab.training import CHECKPOINT, Budget, RunSpec, StorageError, loop, run
+from attemper.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
 from endings import assert_same_end, timeless
 
 TASK = "digits(train=200, test=50)"
@@ -113,8 +113,8 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from attemper.tasks import open_task
-from attemper.training import RunSpec, loop, run
+from attemper.lab.tasks import open_task
+from attemper.lab.training import RunSpec, loop, run
 import json
 loop.CHECKPOINT_EVERY = 0.0
 spec = RunSpec.from_dict(json.loads(sys.argv[2]))

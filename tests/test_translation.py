@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.cli import main
 from attemper.errors import ParameterError
-from attemper.models import build_model
-from attemper.outputs import IGNORED
-from attemper.tasks import DataError, Task, TextSource, open_task, verify
-from attemper.tasks.translation import TranslationTask, bleu
-from attemper.tasks.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary, join, split
+from attemper.lab.cli import main
+from attemper.lab.models import build_model
+from attemper.lab.tasks import DataError, Task, TextSource, open_task, verify
+from attemper.lab.tasks.translation import TranslationTask, bleu
+from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary, join, split
+from attemper.tempering.outputs import IGNORED
 
 EN = ["a red dog runs.", "a dog sleeps.", "the red cat runs.", "the cat sleeps.", "a cat (red) runs."]
 DE = ["ein roter hund rennt.", "ein hund schläft.", "die rote katze rennt.", "die katze schläft.", "eine katze rennt."]
@@ -301,7 +301,7 @@ def test_validation_bleu_is_computed_on_the_first_sentences_and_test_bleu_on_all
         counts.append(len(hypotheses))
         return 0.0
 
-    monkeypatch.setattr("attemper.tasks.translation.bleu", count)
+    monkeypatch.setattr("attemper.lab.tasks.translation.bleu", count)
     model = build_model("seq2seq(depth=1, width=16, heads=2)", task.shape).eval()
     with torch.no_grad():
         for part in parts_of(task):

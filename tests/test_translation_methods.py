@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import attemper
-import attemper.seam
+import attemper.tempering.interception
 from attemper.errors import AttemperError, ParameterError
-from attemper.models import build_model
+from attemper.lab.models import build_model
+from attemper.lab.tasks import open_task
+from attemper.lab.tasks.vocabulary import MARKS, PADDING
 from attemper.ops.call import Call
-from attemper.outputs import IGNORED
-from attemper.tasks import open_task
-from attemper.tasks.vocabulary import MARKS, PADDING
+from attemper.tempering.outputs import IGNORED
 
 TASK = open_task("numerals(train=100, test=20)")
 SHAPE: Any = TASK.shape
@@ -97,14 +97,14 @@ def test_a_schedule_runs_through_the_encoder_and_then_through_the_decoder() -> N
 
 def test_each_kind_of_attention_is_computed_with_the_methods_and_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int, bool, bool, str]] = []
-    plain = attemper.seam.attend_and_square
+    plain = attemper.tempering.interception.attend_and_square
 
     def spy(call: Call, *rest: Any) -> tuple[Tensor, dict[str, Tensor]]:
         masked = call.attn_mask is not None
         calls.append((*call.shape[2:], masked, call.is_causal, str(call.methods[0])))
         return plain(call, *rest)
 
-    monkeypatch.setattr(attemper.seam, "attend_and_square", spy)
+    monkeypatch.setattr(attemper.tempering.interception, "attend_and_square", spy)
     model = small()
     attemper.apply(model, "dropkey(0.3)")
     model(example()[0])

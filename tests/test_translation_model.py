@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attemper.errors import ParameterError
-from attemper.models import build_model
-from attemper.tasks import TextShape, open_task
-from attemper.tasks.numerals import english, german
-from attemper.tasks.vocabulary import BEGIN, END, PADDING
-from attemper.training import Budget, RunSpec, check_run, run
+from attemper.lab.models import build_model
+from attemper.lab.tasks import TextShape, open_task
+from attemper.lab.tasks.numerals import english, german
+from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING
+from attemper.lab.training import Budget, RunSpec, check_run, run
 from test_translation import parts_of
 
 SMALL = "seq2seq(depth=2, width=64, heads=4)"

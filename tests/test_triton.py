@@ -13,10 +13,10 @@ import torch
 
 import attemper
 from attemper.errors import UnsupportedError
+from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
-from attemper.ops import triton_attention
 from attemper.ops.call import make_call
-from attemper.ops.outside import refuse_keys
+from attemper.ops.outside_softmax import refuse_keys
 from attemper.ops.perturbation import Perturbation
 
 TESTS = Path(__file__).parent
@@ -60,7 +60,7 @@ def test_kernels_in_the_interpreter(cases: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("slow", ["attemper.ops.triton_attention.forward", "torch._dynamo"])
+@pytest.mark.parametrize("slow", ["attemper.kernels.attention.forward", "torch._dynamo"])
 def test_importing_attemper_imports_no_compiler(slow: str) -> None:
     code = f"import sys, attemper; sys.exit({slow!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+from attemper.kernels.common import plans as plan
 from attemper.methods import Blur, DropKey
-from attemper.ops.triton_attention import plan
 
 Tensors = tuple[Tensor, ...]
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.kernels.common import plans as plan
 from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.methods.hardmask import largest
 from attemper.ops.perturbation import Perturbation
-from attemper.ops.triton_attention import plan
 from triton_cases import Tensors, assert_close, make
 
 FILLS = ["zero", "neg_inf"]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.kernels import keys as triton_keys
+from attemper.kernels.keys import operators as library
 from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
-from attemper.ops import triton_keys
 from attemper.ops.stream import Stream
-from attemper.ops.triton_keys import library
 
 SEEDS = (3, 2**40 + 7)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.ops.triton_attention import largest, prepare
-from attemper.ops.triton_attention.plan import MaximaPlan
+from attemper.kernels.attention import largest, prepare
+from attemper.kernels.common.plans import MaximaPlan
 
 SCALE = 0.25
 LOG2E = math.log2(math.e)

@@ -11,7 +11,7 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
-from attemper.ops.triton_attention.packed import parts
+from attemper.kernels.attention.packed import parts
 from triton_steps import step_of
 
 PACKED, SEPARATE = "attemper::packed_attention", "attemper::fused_attention"

@@ -12,11 +12,11 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 import attemper
+from attemper.kernels.attention.packed import parts
+from attemper.kernels.attention.penalised import with_squares
+from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import DropKey
-from attemper.ops import triton_attention
 from attemper.ops.call import make_call
-from attemper.ops.triton_attention.packed import parts
-from attemper.ops.triton_attention.penalised import with_squares
 from triton_steps import step_of
 
 PENALISED = "attemper::penalised_attention"

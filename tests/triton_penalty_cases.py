@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import attemper
+from attemper.kernels import penalties as triton_penalties
 from attemper.methods import explicit
 from attemper.methods.squares import linear_output_square
-from attemper.ops import triton_penalties
 
 FLOAT32, HALF = 1e-4, 2e-2
 

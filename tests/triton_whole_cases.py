@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import attemper
+from attemper.kernels.attention import operators as library
+from attemper.kernels.common import plans as plan
 from attemper.methods import DropKey, HardMask
 from attemper.ops.perturbation import Perturbation
-from attemper.ops.triton_attention import library, plan
 from triton_cases import check, make
 from triton_hardmask_cases import check as check_methods
 

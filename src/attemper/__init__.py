@@ -1,11 +1,18 @@
 """Attemper regularises attention in any PyTorch transformer, and shows whether it helped."""
 
-from attemper import errors, methods
-from attemper.methods.registry import list_methods
-from attemper.ops import attention, implementations, keep_mask
-from attemper.probes import diagnose
-from attemper.recipe import parse, render
-from attemper.tempering import Tempered, apply
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attemper import errors, methods
+    from attemper.methods.registry import list_methods
+    from attemper.ops.dispatch import attention, implementations
+    from attemper.ops.stream import keep_mask
+    from attemper.probes import diagnose
+    from attemper.recipe import parse, render
+    from attemper.tempering import Tempered, apply
 
 __version__ = "0.1.0"
 
@@ -22,3 +29,31 @@ __all__ = [
     "parse",
     "render",
 ]
+
+HOMES = {
+    "Tempered": "attemper.tempering",
+    "apply": "attemper.tempering",
+    "attention": "attemper.ops.dispatch",
+    "diagnose": "attemper.probes",
+    "implementations": "attemper.ops.dispatch",
+    "keep_mask": "attemper.ops.stream",
+    "list_methods": "attemper.methods.registry",
+    "parse": "attemper.recipe",
+    "render": "attemper.recipe",
+}
+"""Where a public name lives: it is loaded when it is first asked for, so that nothing waits for torch without need."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        value = getattr(importlib.import_module(HOMES[name]), name)
+    elif name in ("errors", "methods"):
+        value = importlib.import_module(f"attemper.{name}")
+    else:
+        raise AttributeError(f"module 'attemper' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """`python -m attemper` is the command line."""
 
-from attemper.cli import main
+from attemper.lab.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

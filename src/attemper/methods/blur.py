@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_odd
-from attemper.ops import triton_keys
+from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
 
@@ -150,11 +150,11 @@ class Blur(Method, Perturbation):
         return torch.cat([x[..., :prefix, :], blur(x[..., prefix:, :], taps, real, (size[0], size[1]))], -2)
 
     def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
-        if self.w <= FUSED_TAPS and triton_keys.serves(k):
+        if self.w <= FUSED_TAPS and fused.keys.serves(k):
             self._check_order(causal)
             grid = () if self.grid == "raster" else self._image(k.shape[-2])
             row = None if real is None else real.squeeze(-2)
-            return triton_keys.blur_keys(k, stream.seed, stream.lane, self.sigma, self.w, causal, row, grid)
+            return fused.keys.blur_keys(k, stream.seed, stream.lane, self.sigma, self.w, causal, row, grid)
         wide = k.to(torch.promote_types(k.dtype, torch.float32))
         column = None if real is None else real.transpose(-2, -1)
         return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)

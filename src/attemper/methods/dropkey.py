@@ -16,7 +16,7 @@ from torch import Tensor
 from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_odd
 from attemper.methods.structure import seed_rate, structured_keep
-from attemper.ops import triton_keys
+from attemper.ops import fused
 from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
 from attemper.ops.stream import Stream, threshold
 
@@ -53,9 +53,9 @@ def draw_shared(stream: Stream, batch: int, heads: int, keys: int, p: float) -> 
     count = shared_count(keys, p)
     part = p * keys - math.floor(p * keys)
     always = count == 1 or part == 0
-    if triton_keys.runs_on(stream.seed):
+    if fused.keys.runs_on(stream.seed):
         limit = None if always else threshold(part)
-        order, rank, kept = triton_keys.draw_order(stream.seed, stream.lane, batch, heads, keys, count, limit)
+        order, rank, kept = fused.keys.draw_order(stream.seed, stream.lane, batch, heads, keys, count, limit)
         return DrawnKeys(order, count, None if always else kept, rank)
     order = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True)
     if always:

@@ -17,7 +17,7 @@ from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
 from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
 from attemper.methods.squares import SLICE, biased_square, kept, linear_output_square, product_square
-from attemper.ops import triton_penalties
+from attemper.ops import fused
 
 __all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
 
@@ -276,9 +276,9 @@ class ExplicitDropout(Method, Penalty):
         if "qk" in record.squares:
             return joint * record.squares["qk"]
         (q, q_bias), (k, k_bias), heads = record.outputs["q"], record.outputs["k"], record.out.shape[1]
-        if not triton_penalties.serves(q, k, heads):
+        if not fused.penalties.serves(q, k, heads):
             return None
-        return joint * triton_penalties.logit_squares(kept(q), kept(k), q_bias, k_bias, heads).sum()
+        return joint * fused.penalties.logit_squares(kept(q), kept(k), q_bias, k_bias, heads).sum()
 
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         strength = self.strength(which, place)

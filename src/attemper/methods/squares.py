@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.methods.kinds import wide
-from attemper.ops import triton_penalties
+from attemper.ops import fused
 
 __all__ = ["biased_square", "kept", "linear_output_square", "product_square"]
 
@@ -23,7 +23,7 @@ def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Te
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, o) is XWᵀ + b; x (B, N, i), weight (o, i)."""
     if bias is None:
         return _over_rows(wide(kept(out)))
-    if weight.shape[0] <= weight.shape[1] or triton_penalties.reads(out):
+    if weight.shape[0] <= weight.shape[1] or fused.penalties.reads(out):
         return biased_square(out, bias)
     with torch.no_grad():  # from the narrower side of the layer, and from what it read in its own precision
         columns = _columns_of_product(x.to(out.dtype), weight.to(out.dtype))
@@ -33,8 +33,8 @@ def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Te
 
 def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     """‖out − b‖² summed over everything, in float32 at least: out (B, N, …), bias (…)."""
-    if triton_penalties.reads(out):
-        return triton_penalties.output_square(kept(out), bias)
+    if fused.penalties.reads(out):
+        return fused.penalties.output_square(kept(out), bias)
     columns = None
     if torch.compiler.is_compiling():  # which reads out once for the squares and for these
         with torch.no_grad():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from attemper.ops.call import Call
-from attemper.ops.outside import is_outside
+from attemper.ops.outside_softmax import is_outside
 
 __all__ = ["TABLE", "Preference", "is_short", "preference"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attemper.ops.seed import draw_seed
+from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 
 __all__ = ["DrawnKeys", "LargestDrop", "Perturbation", "draw", "drop_logits", "rescue"]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.ops.call import Call
-from attemper.ops.outside import is_outside, perturbed_heads, perturbed_keys, refuse_keys
+from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import draw
 
 __all__ = ["attention", "refuse"]

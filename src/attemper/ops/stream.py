@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attemper.ops.seed import seed_tensor
+from attemper.ops.seeds import seed_tensor
 
 __all__ = ["Stream", "column_words", "keep_mask", "live_threshold", "row_words", "stream_words", "threshold"]
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError, UnmetError, suggestion
-from attemper.patching import Action
 from attemper.probes.attention import HeadStatistics, Seen, head_statistics
 from attemper.probes.conditioning import conditioning
 from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
 from attemper.probes.tokens import BlockWatch, JacobianWatch, block_watches
 from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wrapped, run_model
 from attemper.sites import AttentionSite, Sites, find_sites
+from attemper.tempering.subclassing import Action
 
 __all__ = ["PROBES", "diagnose", "find_attention", "head_rows"]
 

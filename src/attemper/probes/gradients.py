@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError
-from attemper.outputs import frozen_batch_norm
 from attemper.tempering import Tempered
+from attemper.tempering.outputs import frozen_batch_norm
 
 __all__ = ["GradientRow", "PushRow", "gradient_variance", "penalty_push"]
 

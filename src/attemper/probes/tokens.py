@@ -14,11 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attemper.actions import Layout, Skips, tensors, to_tokens
-from attemper.patching import Action
 from attemper.probes.conditioning import Conditioning, condition_number, conditioning
 from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
+from attemper.tempering.layers import Layout, Skips, tensors, to_tokens
+from attemper.tempering.subclassing import Action
 
 __all__ = ["PLACES", "BlockWatch", "JacobianWatch", "block_watches", "conditioning_after"]
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ParameterError, WrappedModelError
-from attemper.multihead import MultiheadArguments, project, split_heads
-from attemper.patching import Action, add_action, is_tempered, restore, state_of
 from attemper.probes.attention import Seen, see
-from attemper.seam import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
 from attemper.sites import AttentionSite
+from attemper.tempering.interception import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
+from attemper.tempering.multihead import MultiheadArguments, project, split_heads
+from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
 
 __all__ = ["AttentionWatch", "in_eval", "looking", "refuse_wrapped", "run_model"]
 

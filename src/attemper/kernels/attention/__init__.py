@@ -1,0 +1,1 @@
+"""Fused attention in Triton: its kernels, and the torch operators round them."""

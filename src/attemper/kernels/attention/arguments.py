@@ -1,0 +1,89 @@
+"""From a checked call of attention to what the kernels take: dtypes, masks, tables of drops, thresholds of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.attention import vmap  # noqa: F401, registers its rules
+from attemper.kernels.attention.operators import fused_attention
+from attemper.kernels.attention.prepare import drop_table, row_cuts, row_tops
+from attemper.kernels.common.devices import DTYPES, refuse_device
+from attemper.ops.call import Call
+from attemper.ops.outside_softmax import is_outside, perturbed_keys
+from attemper.ops.perturbation import Drawn, draw
+from attemper.ops.stream import live_threshold
+
+__all__ = ["plain", "prepared", "refuse_tensors", "takes"]
+
+WIDTHS = (8, 128)
+
+
+def refuse_tensors(call: Call) -> str | None:
+    """Why the kernels cannot take the tensors of a call, or None."""
+    if call.q.dtype not in DTYPES:
+        return f"computes in float16, bfloat16 and float32, not in {call.q.dtype}"
+    for width in (call.q.shape[-1], call.v.shape[-1]):
+        if width % 8 or not WIDTHS[0] <= width <= WIDTHS[1]:
+            return f"needs head widths that are multiples of 8 from {WIDTHS[0]} to {WIDTHS[1]}, not {width}"
+    mask = call.attn_mask
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        return "gives no gradient to an additive mask, and this one requires it"
+    return None
+
+
+def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn]:
+    """Q, K and V as kernels take them, their other arguments, and the methods that act outside."""
+    drawn = draw(call.methods, call.seed, call.q)
+    outside = [(method, stream) for method, stream in drawn if is_outside(method)]
+    q, k, v = _in_autocasts_dtype(call.q, perturbed_keys(call, outside), call.v)
+    device = q.device
+    mask, tops = _mask_and_tops(call)
+    table, cuts, hard, fill = None, None, None, "none"
+    keys = k.shape[2]
+    for method, stream in drawn:
+        rate, largest = method.independent_drop, method.largest_drop(keys)
+        if rate is not None:
+            table = drop_table(stream.seed, live_threshold(rate, device), keys, stream.lane)
+        elif largest is not None:
+            hard = drop_table(stream.seed, live_threshold(largest.p, device), keys, stream.lane)
+            fill = largest.fill
+            # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
+            cuts = row_cuts(
+                *(q.detach(), k.detach(), mask, tops, table, hard),
+                *(call.scale, call.is_causal, largest.count, fill == "neg_inf"),
+            )
+    return q, k, v, (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill), outside
+
+
+def takes(call: Call) -> bool:
+    """Whether `plain` can take the tensors of a call, whatever its methods are."""
+    return refuse_device(call.q.device) is None and refuse_tensors(call) is None
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention without methods, (B, H, Nq, e_v); mask: as `fused_attention` takes it, not additive."""
+    return fused_attention(*_in_autocasts_dtype(q, k, v), mask, None, scale, False)
+
+
+def _in_autocasts_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _mask_and_tops(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """The mask with four axes, and of an additive one the largest entries of its rows."""
+    mask = call.attn_mask
+    if mask is None:
+        return None, None
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.dtype == torch.bool:
+        return mask, None
+    mask = mask.detach()
+    if mask.dtype == torch.float64:
+        mask = mask.float()
+    return mask, row_tops(mask, call.shape[2], call.is_causal)

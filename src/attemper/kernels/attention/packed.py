@@ -1,0 +1,107 @@
+"""Attention of queries, keys and values that one projection made: their gradient comes in one piece, too.
+
+Most vision transformers compute q, k and v by one linear layer and hand views of its output to attention. Three
+gradients would have to be copied into one before that layer's backward pass, which takes a sixth as long as attention
+itself. Here the kernels write them to where they belong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.attention import operators as library
+from attemper.kernels.attention.operators import OTHERS
+from attemper.kernels.common.launch import DEVICES
+
+__all__ = ["either", "is_packed", "parts"]
+
+torch.library.define(
+    "attemper::packed_or_fused_attention", f"(Tensor qkv, Tensor q, Tensor k, Tensor v, {OTHERS}) -> Tensor"
+)
+torch.library.define("attemper::packed_attention", f"(Tensor qkv, int heads, {OTHERS}) -> (Tensor, Tensor, Tensor)")
+torch.library.define(
+    "attemper::packed_attention_backward",
+    f"(Tensor dout, Tensor qkv, int heads, Tensor out, Tensor stats, Tensor flags, {OTHERS}) -> Tensor",
+)
+
+
+def parts(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views (B, H, N, e) of the queries, keys and values in qkv (B, N, 3 · H · e)."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def is_packed(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether q, k and v are those views, memory and all: a tensor that only looks like one has a memory of its own."""
+    batch, heads, tokens, width = q.shape
+    if qkv.shape != (batch, tokens, 3 * heads * width) or qkv.dtype != q.dtype:
+        return False
+    return all(
+        given.shape == part.shape
+        and given.stride() == part.stride()
+        and given.storage_offset() == part.storage_offset()
+        and given.untyped_storage()._cdata == part.untyped_storage()._cdata
+        for given, part in zip((q, k, v), parts(qkv, heads), strict=True)
+    )
+
+
+def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    """`fused_attention` of q, k and v, in one piece if they are the parts of qkv.
+
+    As a composite operator it is run as it is when a compiler traces the call, since only then it is known whose
+    memory is whose.
+    """
+    out: Tensor = torch.ops.attemper.packed_or_fused_attention(qkv, q, k, v, *others)
+    return out
+
+
+def _either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    if is_packed(qkv, q, k, v):
+        out: Tensor = torch.ops.attemper.packed_attention(qkv, q.shape[1], *others)[0]
+        return out
+    return library.fused_attention(q, k, v, *others)
+
+
+def _forward(qkv: Tensor, heads: int, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return library.forward(*parts(qkv, heads), *others)
+
+
+def _forward_fake(qkv: Tensor, heads: int, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return library.forward_fake(*parts(qkv, heads), *others)
+
+
+def _backward(dout: Tensor, qkv: Tensor, heads: int, *others: Any) -> Tensor:
+    grad = _backward_fake(dout, qkv)
+    library.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others)
+    return grad
+
+
+def _backward_fake(dout: Tensor, qkv: Tensor, *_: object) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    qkv, ctx.heads, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(qkv, *output, mask, table, tops, cuts, hard)
+
+
+def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+    qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
+    grad = torch.ops.attemper.packed_attention_backward(
+        dout, qkv, ctx.heads, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill
+    )
+    return (grad, *([None] * 9))
+
+
+torch.library.impl("attemper::packed_or_fused_attention", "CompositeImplicitAutograd", _either)
+for _device in DEVICES:
+    torch.library.impl("attemper::packed_attention", _device, _forward)
+    torch.library.impl("attemper::packed_attention_backward", _device, _backward)
+torch.library.register_fake("attemper::packed_attention", _forward_fake)
+torch.library.register_fake("attemper::packed_attention_backward", _backward_fake)
+torch.library.register_autograd("attemper::packed_attention", _gradients, setup_context=_save)
+torch.library.register_autograd("attemper::packed_attention_backward", library.no_second_gradients)

@@ -1,0 +1,160 @@
+"""What is known before attention runs, as torch library operators: random words, tops of masks, the largest logits.
+
+None of it is differentiable, and none is as large as the logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.common.launch import (
+    DEVICES,
+    FLAG_ROWS,
+    LOG2E,
+    mask_arguments,
+    on_device,
+    precision,
+    tops_arguments,
+    unit_stride,
+)
+from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
+from attemper.ops.stream import LANE_STEP, MASK
+
+__all__ = ["drop_table", "row_cuts", "row_tops"]
+
+SPAN = 16  # flags that one program looks at
+
+torch.library.define(
+    "attemper::drop_table", "(Tensor seed, Tensor? limit, SymInt threshold, SymInt keys, SymInt lane=0) -> Tensor"
+)
+torch.library.define("attemper::row_tops", "(Tensor mask, SymInt queries, bool causal) -> Tensor")
+torch.library.define(
+    "attemper::row_cuts",
+    "(Tensor q, Tensor k, Tensor? mask, Tensor? tops, Tensor? table, Tensor hard, float scale, bool causal, "
+    "SymInt largest, bool spare) -> Tensor",
+)
+
+
+def drop_table(seed: Tensor, limit: int | Tensor, keys: int, lane: int = 0) -> Tensor:
+    """(keys + 3,) int32: the column word of every key, the stream's row word, the limit, 0.
+
+    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it; lane: which of the call's methods draws.
+    """
+    given = isinstance(limit, Tensor)
+    table: Tensor = torch.ops.attemper.drop_table(seed, limit if given else None, 0 if given else limit, keys, lane)
+    return table
+
+
+def row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
+    """(B or 1, H or 1, Nq or 1) float32: the largest entry of every row of an additive mask, among the keys it sees."""
+    tops: Tensor = torch.ops.attemper.row_tops(mask, queries, causal)
+    return tops
+
+
+def row_cuts(
+    q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
+    causal: bool, largest: int, spare: bool,
+) -> Tensor:  # fmt: skip
+    """(B, H, rows) int64: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
+
+    table: of the method that dropped keys before, if one did; hard: the table of hard masking itself.
+    spare: leave a row alone of which every key would be dropped.
+    """
+    cuts: Tensor = torch.ops.attemper.row_cuts(q, k, mask, tops, table, hard, scale, causal, largest, spare)
+    return cuts
+
+
+def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, lane: int = 0) -> Tensor:
+    from attemper.kernels.common.stream import table_kernel
+
+    table = _drop_table_fake(seed, limit, threshold, keys)
+    with on_device(seed):
+        table_kernel[((keys + 3 + 127) // 128,)](
+            seed, table if limit is None else limit, table, threshold, keys, lane * LANE_STEP & MASK,
+            HAS_LIMIT=limit is not None, BLOCK=128,
+        )  # fmt: skip
+    return table
+
+
+def _drop_table_fake(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, lane: int = 0) -> Tensor:
+    return torch.empty(keys + 3, dtype=torch.int32, device=seed.device)
+
+
+def _row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
+    from attemper.kernels.attention.bias import tops_kernel
+
+    tops = _row_tops_fake(mask, queries, causal)
+    _, strides, _ = mask_arguments(mask, mask)
+    if tops.numel():
+        block = 32
+        with on_device(mask):
+            tops_kernel[(tops.shape[0] * tops.shape[1] * -(-tops.shape[2] // block),)](
+                mask, tops, *strides, tops.shape[1], tops.shape[2], mask.shape[3], CAUSAL=causal, BM=block, BN=64
+            )
+    return tops
+
+
+def _row_tops_fake(mask: Tensor, queries: int, causal: bool) -> Tensor:
+    return mask.new_empty((*mask.shape[:2], queries if causal else mask.shape[2]), dtype=torch.float32)
+
+
+def _row_cuts(
+    q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
+    causal: bool, largest: int, spare: bool,
+) -> Tensor:  # fmt: skip
+    from attemper.kernels.attention.largest import cuts_kernel
+    from attemper.kernels.attention.maxima import maxima_kernel
+
+    q, k = unit_stride(q), unit_stride(k)
+    cuts = _row_cuts_fake(q)
+    (batch, heads, nq, e), nk = q.shape, k.shape[2]
+    if cuts.numel() == 0:
+        return cuts
+    masked, mask_strides, kind = mask_arguments(mask, q)
+    row_top, tops_strides = tops_arguments(tops, q)
+    fast = maxima_plan(nk, largest, padded(e), q.dtype, mask is None and table is None and not causal)
+    plan = cuts_plan(nk, largest, padded(e), q.dtype)
+    tiles = 1 if fast is None else -(-nq // fast.m)
+    unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
+    arguments = (
+        q, k, cuts, unsure, hard if table is None else table, hard, row_top, masked,
+        *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides,
+        heads, heads // k.shape[1], nq, nk, scale * LOG2E, largest,
+    )  # fmt: skip
+    constants = {
+        "E": e, "BE": padded(e), "SPARE": spare, "DROP": table is not None, "CAUSAL": causal, "MASK": kind,
+        "PRECISION": precision(),
+    }  # fmt: skip
+    static = is_static(nq, nk)
+    with on_device(q):
+        if fast is not None:
+            tail_m, fitted = tail(nq, fast.m, static), static and not causal
+            maxima_kernel[(batch * heads * tiles,)](
+                *arguments, **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
+                BM=fast.m, **fast.tile(fast.m, nk, fitted),
+                TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
+                SUMS=fast.sums, num_warps=fast.warps, num_stages=fast.stages,
+            )  # fmt: skip
+        # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
+        span = SPAN if fast is not None and plan.way == "whole" else 0
+        programs = -(-unsure.numel() // span) if span else batch * heads * -(-nq // plan.m)
+        cuts_kernel[(programs,)](
+            *arguments, unsure.numel(), 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n,
+            WAY=plan.way, SLOTS=plan.slots, SECOND=fast is not None, SPAN=span,
+            num_warps=plan.warps, num_stages=plan.stages,
+        )  # fmt: skip
+    return cuts
+
+
+def _row_cuts_fake(q: Tensor, *_: object) -> Tensor:
+    return q.new_empty((*q.shape[:2], (q.shape[2] + FLAG_ROWS - 1) // FLAG_ROWS * FLAG_ROWS), dtype=torch.int64)
+
+
+for _device in DEVICES:
+    torch.library.impl("attemper::drop_table", _device, _drop_table)
+    torch.library.impl("attemper::row_tops", _device, _row_tops)
+    torch.library.impl("attemper::row_cuts", _device, _row_cuts)
+torch.library.register_fake("attemper::drop_table", _drop_table_fake)
+torch.library.register_fake("attemper::row_tops", _row_tops_fake)
+torch.library.register_fake("attemper::row_cuts", _row_cuts_fake)

@@ -1,0 +1,1 @@
+"""What several kernels share: devices, launching, tile sizes, tiles, and the random stream in Triton."""

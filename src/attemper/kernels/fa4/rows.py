@@ -1,0 +1,93 @@
+"""The Triton kernels that write a call's random words, with 0 for rows that would lose all of their keys."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+from attemper.kernels.common.stream import COLUMN_SALT, LANE_STEP, MIX_1, QUERY_STEP, STEP, mix
+from attemper.kernels.common.tiles import INFINITY_BITS
+
+LN_2 = tl.constexpr(math.log(2))
+
+
+@triton.jit
+def column_word(columns, key):
+    """The odd word of a key; `columns` is the word that columns start from."""
+    x = columns + key.to(tl.uint32) * STEP
+    return ((x ^ (x >> 16)) * MIX_1) | 1
+
+
+# One kernel for all lengths: sizes are not specialised on, and a size of 1 is no constant.
+@triton.jit(do_not_specialize=["limit", "lane", "heads", "queries", "keys", "rows_at"])
+def words_kernel(
+    seed_ptr, limit_ptr, words_ptr, limit, lane, heads, queries, keys, rows_at,
+    HAS_LIMIT: tl.constexpr, CAUSAL: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of what comes before the rows, then blocks of rows. `heads` counts B · H. Room is filled with 0."""
+    seed = tl.load(seed_ptr)
+    low = (seed & 0xFFFFFFFF).to(tl.uint32)
+    high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    rows = mix(mix(low + lane.to(tl.uint32) * LANE_STEP) ^ high)
+    columns = mix(rows ^ COLUMN_SALT)
+    if HAS_LIMIT:
+        limit = tl.load(limit_ptr)
+    pid = tl.program_id(0)
+    blocks = (rows_at + BLOCK - 1) // BLOCK
+    if pid < blocks:
+        at = pid * BLOCK + tl.arange(0, BLOCK)
+        inside = (at >= HEADER) & (at < HEADER + keys)
+        word = tl.where(inside, column_word(columns, at - HEADER), 0).to(tl.int32, bitcast=True)
+        tl.store(words_ptr + at, tl.where(at == 0, limit, word), mask=at < rows_at)
+    else:
+        row = (pid - blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        query = (row % queries).to(tl.int32)
+        head_word = mix(rows + (row // queries).to(tl.uint32) * STEP)
+        row_word = mix(head_word + query.to(tl.uint32) * QUERY_STEP) | 1
+        total = heads.to(tl.int64) * queries
+        lost = (row < total).to(tl.int32)
+        key = keys * 0
+        # A row looks at the keys it sees until one is kept, which takes a few: log(rows of a block) / log(1/p).
+        while key < tl.max(lost * (query + 1 if CAUSAL else keys), 0):
+            kept = (row_word * column_word(columns, key)).to(tl.int32, bitcast=True) >= limit
+            if CAUSAL:
+                kept = kept & (key <= query)
+            lost = tl.where(kept, 0, lost)
+            key += 1
+        row_word = tl.where((lost > 0) | (row >= total), 0, row_word)
+        tl.store(words_ptr + rows_at + row, row_word.to(tl.int32, bitcast=True), mask=row < total + ROOM)
+
+
+@triton.jit(do_not_specialize=["plane", "stride", "total", "queries", "keys", "rows_at", "lows_at"])
+def restate_kernel(
+    stats_ptr, cuts_ptr, table_ptr, words_ptr, lse_ptr, plane, stride, total, queries, keys, rows_at, lows_at, scale,
+    HARD: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid as above. `plane`: numbers in a plane of stats; `stride`: those of a head; `total`: rows of all heads."""
+    pid = tl.program_id(0)
+    blocks = (rows_at + BLOCK - 1) // BLOCK
+    if pid < blocks:
+        at = pid * BLOCK + tl.arange(0, BLOCK)
+        inside = (at >= HEADER) & (at < HEADER + keys)
+        column = tl.load(table_ptr + at - HEADER, mask=inside, other=0)
+        tl.store(words_ptr + at, tl.where(at == 0, tl.load(table_ptr + keys + 1), column), mask=at < rows_at)
+    else:
+        row = (pid - blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        place = row // queries * stride + row % queries
+        lse = tl.load(stats_ptr + place, mask=row < total, other=INFINITY_BITS)
+        if HARD:
+            pair = tl.load(cuts_ptr + place, mask=row < total, other=INFINITY_BITS)
+            low = pair.to(tl.int32).to(tl.float32, bitcast=True) / scale
+            tl.store(words_ptr + lows_at + row, low.to(tl.int32, bitcast=True), mask=row < total + ROOM)
+            word = (pair >> 32).to(tl.int32)
+        else:
+            word = tl.load(stats_ptr + plane + place, mask=row < total, other=0)
+            spared = lse == INFINITY_BITS
+            lse = tl.where(spared, word, lse)
+            word = tl.where(spared, 0, word)
+        lse = lse.to(tl.float32, bitcast=True) * LN_2
+        tl.store(lse_ptr + row, lse.to(tl.int32, bitcast=True), mask=row < total)
+        tl.store(words_ptr + rows_at + row, word, mask=row < total + ROOM)

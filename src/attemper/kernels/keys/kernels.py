@@ -1,0 +1,288 @@
+"""The kernels behind `library.py`. Every program owns some tokens of one head and reads what it needs of the others."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# mypy: disable-error-code=assignment
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attemper.kernels.common.stream import COLUMN_SALT, MIX_1, STEP, mix, row_words, start_of
+
+NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
+FAINT = tl.constexpr(1e-30)
+
+
+@triton.jit
+def width_of(seed_ptr, lane_step, sigma):
+    """How wide the Gaussian is that the stream draws."""
+    zero = tl.program_id(0) * 0
+    word = row_words(start_of(seed_ptr, lane_step), zero, zero).to(tl.uint32, bitcast=True)
+    return tl.maximum(word.to(tl.float32) * (2.0**-32) * sigma, NARROWEST)
+
+
+@triton.jit
+def inverse_of(norm):
+    """1 / the sum of weights, 0 where there are none."""
+    return tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
+
+
+@triton.jit
+def blur_line_kernel(
+    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
+    lane_step, sigma, runs, n,
+    N: tl.constexpr, H: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
+
+    TRANSPOSED: its gradient; x is then that of the means.
+    Every thread has a RUN of tokens of one head. They share most of their neighbours, which are read once for all.
+    Grid: blocks of BLOCK runs, counted through all heads, so that none is half empty but the last.
+    N: n where it is a compile-time constant, else 0. To divide by a number that is not known takes long.
+    """
+    if N > 0:
+        n = N
+    half: tl.constexpr = W // 2
+    before: tl.constexpr = 0 if CAUSAL and TRANSPOSED else half
+    behind: tl.constexpr = 0 if CAUSAL and not TRANSPOSED else half
+    sign: tl.constexpr = -1 if TRANSPOSED else 1
+    each = (n + RUN - 1) // RUN
+    run = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    head = run // each
+    first = tl.where(run < runs, (run % each) * RUN, n + half)  # so far out that no token is there
+    b = (head // H).to(tl.int64)
+    h = (head % H).to(tl.int64)
+    x_at = x_ptr + b * x_b + h * x_h + first * x_n
+    out_at = out_ptr + b * out_b + h * out_h + first * out_n
+    real_at = real_ptr + b * real_b + h * real_h + first * real_n
+    inverse_at = inverse_ptr + head.to(tl.int64) * n + first
+    columns = tl.arange(0, BE)
+    inside = columns[None, :] < E
+
+    values = ()
+    present = ()
+    shares = ()
+    for shift in tl.static_range(-before, RUN + behind):
+        there = (first + shift >= 0) & (first + shift < n)
+        if REAL and not TRANSPOSED:
+            there = there & (tl.load(real_at + shift * real_n, mask=there, other=0) != 0)
+        at = (x_at + shift * x_n)[:, None] + columns[None, :]
+        values += (tl.load(at, mask=there[:, None] & inside, other=0.0),)
+        present += (there,)
+        if TRANSPOSED:
+            shares += (tl.load(inverse_at + shift, mask=there, other=0.0),)
+    tl.debug_barrier()  # all of these are on their way before the first thing that has to wait, the seed
+    width = width_of(seed_ptr, lane_step, sigma)
+    for own in tl.static_range(RUN):
+        acc = tl.zeros((BLOCK, BE), tl.float32)
+        norm = tl.zeros((BLOCK,), tl.float32)
+        for offset in tl.static_range(-half, half + 1):
+            if not CAUSAL or offset <= 0:
+                tap = tl.exp(-0.5 * (offset * offset) / (width * width))
+                weight = tl.where(present[own + before + sign * offset], tap, 0.0)
+                if TRANSPOSED:
+                    weight = weight * shares[own + before + sign * offset]
+                acc += weight[:, None] * values[own + before + sign * offset].to(tl.float32)
+                norm += weight
+        there = first + own < n
+        if not TRANSPOSED:
+            inverse = inverse_of(norm)
+            acc = acc * inverse[:, None]
+            tl.store(inverse_at + own, inverse, mask=there)
+        elif REAL:
+            acc = tl.where(tl.load(real_at + own * real_n, mask=there, other=0)[:, None] != 0, acc, 0.0)
+        at = (out_at + own * out_n)[:, None] + columns[None, :]
+        tl.store(at, acc.to(at.dtype.element_ty), mask=there[:, None] & inside)
+
+
+@triton.jit
+def add_neighbour(
+    acc, norm, tap, shift, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Add the token that lies `shift` tokens on, where there is one, with its weight; the pointers stand at one's own.
+
+    TRANSPOSED: add what it gets from this token.
+    """
+    if REAL and not TRANSPOSED:
+        there = there & (tl.load(real_at + shift * real_n, mask=there, other=0) != 0)
+    weight = tl.where(there, tap, 0.0)
+    if TRANSPOSED:
+        weight = weight * tl.load(inverse_at + shift, mask=there, other=0.0)
+    values = tl.load((x_at + shift * x_n)[:, None] + columns[None, :], mask=there[:, None] & inside, other=0.0)
+    return acc + weight[:, None] * values.to(tl.float32), norm + weight
+
+
+@triton.jit
+def blur_grid_kernel(
+    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
+    lane_step, sigma, lines, heads, n, prefix, rows, cols,
+    N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr,
+    REAL: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same where tokens behind the prefix lie on an image row by row; what stands before them stays as it is.
+
+    Grid: blocks of BLOCK tokens, counted through all heads, so that none is half empty but the last.
+    """
+    if N > 0:
+        n = N
+    line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there_at_all = line < lines
+    head = line // n
+    tokens = line % n
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    x_at = x_ptr + b * x_b + h * x_h + tokens * x_n
+    out_at = out_ptr + b * out_b + h * out_h + tokens * out_n
+    real_at = real_ptr + b * real_b + h * real_h + tokens * real_n
+    inverse_at = inverse_ptr + line
+    columns = tl.arange(0, BE)
+    inside = columns[None, :] < E
+
+    width = width_of(seed_ptr, lane_step, sigma)
+    half: tl.constexpr = W // 2
+    acc = tl.zeros((BLOCK, BE), tl.float32)
+    norm = tl.zeros((BLOCK,), tl.float32)
+    place = tokens - prefix
+    on_grid = (place >= 0) & there_at_all
+    row = place // cols
+    col = place % cols
+    for dy in tl.static_range(-half, half + 1):
+        for dx in tl.static_range(-half, half + 1):
+            tap = tl.exp(-0.5 * (dy * dy + dx * dx) / (width * width))
+            y = row + dy
+            x = col + dx
+            there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
+            acc, norm = add_neighbour(
+                acc, norm, tap, dy * cols + dx, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
+                REAL, TRANSPOSED,
+            )  # fmt: skip
+
+    if TRANSPOSED:
+        if REAL:
+            acc = tl.where(tl.load(real_at, mask=there_at_all, other=0)[:, None] != 0, acc, 0.0)
+    else:
+        inverse = inverse_of(norm)
+        acc = acc * inverse[:, None]
+        tl.store(inverse_at, inverse, mask=there_at_all)
+    before = (there_at_all & (tokens < prefix))[:, None]
+    own = tl.load(x_at[:, None] + columns[None, :], mask=before & inside, other=0.0)
+    acc = tl.where(before, own.to(tl.float32), acc)
+    at = out_at[:, None] + columns[None, :]
+    tl.store(at, acc.to(at.dtype.element_ty), mask=there_at_all[:, None] & inside)
+
+
+@triton.jit
+def scores_of(start, columns_start, head, keys):
+    """`Stream.scores`: words to sort keys by."""
+    zero = tl.program_id(0) * 0
+    row = row_words(start, head, zero).to(tl.uint32, bitcast=True)
+    x = columns_start + keys.to(tl.uint32) * STEP
+    return row, mix(row * (((x ^ (x >> 16)) * MIX_1) | 1))
+
+
+@triton.jit
+def store_kept(kept_ptr, own, keys, count, row, columns_start, limit, SOMETIMES: tl.constexpr):
+    """Whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit."""
+    kept = own >= 0
+    if SOMETIMES:
+        x = columns_start + keys.to(tl.uint32) * STEP
+        drawn = (row * (((x ^ (x >> 16)) * MIX_1) | 1)).to(tl.int32, bitcast=True) >= limit
+        kept = (own < count - 1) | drawn
+    tl.store(kept_ptr + own, kept.to(tl.uint8), mask=own < count)
+
+
+@triton.jit
+def sort_kernel(
+    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sort keys by their scores, equal ones by their number. Grid: key set; BLOCK holds all of its keys."""
+    head = tl.program_id(0)
+    start = start_of(seed_ptr, lane_step)
+    columns_start = mix(start ^ COLUMN_SALT)
+    own = tl.arange(0, BLOCK)
+    row, scores = scores_of(start, columns_start, head, own)
+    # Signed 64-bit numbers that sort as the unsigned scores do; what is no key comes last.
+    high = (scores ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64) << 32
+    order = tl.sort(tl.where(own < keys, high | own.to(tl.int64), 0x7FFFFFFFFFFFFFFF)) & 0xFFFFFFFF
+    base = head.to(tl.int64) * keys
+    tl.store(order_ptr + base + own, order, mask=own < keys)
+    tl.store(rank_ptr + base + order, own.to(tl.int64), mask=own < keys)
+    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
+
+
+@triton.jit
+def order_kernel(
+    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`sort_kernel` for any number of keys: everybody counts who comes before.
+
+    Grid: key set × block of keys, blocks fastest.
+    """
+    blocks = (keys + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    start = start_of(seed_ptr, lane_step)
+    columns_start = mix(start ^ COLUMN_SALT)
+    own = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    row, mine = scores_of(start, columns_start, head, own)
+    rank = tl.zeros((BLOCK,), tl.int32)
+    for first in tl.range(0, keys, BLOCK):
+        other = first + tl.arange(0, BLOCK)
+        _, theirs = scores_of(start, columns_start, head, other)
+        earlier = (theirs[None, :] < mine[:, None]) | (
+            (theirs[None, :] == mine[:, None]) & (other[None, :] < own[:, None])
+        )
+        rank += tl.sum((earlier & (other[None, :] < keys)).to(tl.int32), 1)
+    base = head.to(tl.int64) * keys
+    tl.store(rank_ptr + base + own, rank.to(tl.int64), mask=own < keys)
+    tl.store(order_ptr + base + rank, own.to(tl.int64), mask=own < keys)
+    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
+
+
+@triton.jit
+def take_kernel(
+    x_ptr, order_ptr, out_ptr, x_b, x_h, x_n, order_b, order_h, out_b, out_h, out_n, heads, group, count,
+    E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy tokens in the order in which they were drawn. Grid: sample × head of the result × block, blocks fastest."""
+    blocks = (count + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    places = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    columns = tl.arange(0, BE)
+    at = tl.load(order_ptr + b * order_b + h * order_h + places, mask=places < count, other=0).to(tl.int32)
+    mask = (places < count)[:, None] & (columns[None, :] < E)
+    x_ptr += b * x_b + (h // group) * x_h
+    out_ptr += b * out_b + h * out_h
+    values = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=mask, other=0.0)
+    tl.store(out_ptr + places[:, None] * out_n + columns[None, :], values, mask=mask)
+
+
+@triton.jit
+def put_back_kernel(
+    dout_ptr, rank_ptr, dx_ptr, dout_b, dout_h, dout_n, rank_b, rank_h, dx_b, dx_h, dx_n, heads, group, n, count,
+    E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `take_kernel`: every token looks where it went. Grid: sample × head × block, blocks fastest."""
+    blocks = (n + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    head = pid // blocks
+    tokens = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
+    columns = tl.arange(0, BE)
+    acc = tl.zeros((BLOCK, BE), tl.float32)
+    for member in range(group):
+        of = h * group + member
+        place = tl.load(rank_ptr + b * rank_b + of * rank_h + tokens, mask=tokens < n, other=count).to(tl.int32)
+        mask = (place < count)[:, None] & (columns[None, :] < E)
+        at = dout_ptr + b * dout_b + of * dout_h + place[:, None] * dout_n + columns[None, :]
+        acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    at = dx_ptr + b * dx_b + h * dx_h + tokens[:, None] * dx_n + columns[None, :]
+    tl.store(at, acc.to(dx_ptr.dtype.element_ty), mask=(tokens < n)[:, None] & (columns[None, :] < E))

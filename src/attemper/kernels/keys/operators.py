@@ -1,0 +1,299 @@
+"""The kernels as torch library operators, with shapes for the compiler and gradients for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.common.launch import DEVICES, on_device, unit_stride
+from attemper.kernels.common.plans import is_static, padded
+from attemper.ops.stream import LANE_STEP, MASK
+
+__all__ = ["blur_keys", "draw_order", "take_keys"]
+
+TOKENS = 64
+"""Tokens that one program moves."""
+RUN = {3: 8}
+"""Taps → tokens in a row that one thread blurs along the sequence; 4 where there are more taps."""
+ACROSS = 1024
+"""Numbers that one program blurs along the sequence at a time; each of its threads then goes on to its next token."""
+IMAGE = 2048
+"""Numbers that one program blurs on an image."""
+SORTED = 4096
+"""Keys that one program can sort."""
+RANKED = 64
+"""Of more keys, those that one program ranks."""
+
+torch.library.define(
+    "attemper::blur_keys",
+    "(Tensor x, Tensor seed, SymInt lane, float sigma, int w, bool causal, Tensor? real, SymInt[] grid) "
+    "-> (Tensor, Tensor)",
+)
+torch.library.define(
+    "attemper::blur_keys_backward",
+    "(Tensor dout, Tensor inverse, Tensor seed, SymInt lane, float sigma, int w, bool causal, Tensor? real, "
+    "SymInt[] grid) -> Tensor",
+)
+torch.library.define(
+    "attemper::draw_order",
+    "(Tensor seed, SymInt lane, SymInt batch, SymInt sets, SymInt keys, SymInt count, SymInt? limit) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+torch.library.define("attemper::take_keys", "(Tensor x, Tensor order, Tensor rank, SymInt count) -> Tensor")
+torch.library.define("attemper::take_keys_backward", "(Tensor dout, Tensor order, Tensor rank, SymInt heads) -> Tensor")
+
+
+def blur_keys(
+    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: Sequence[int]
+) -> Tensor:
+    """What `methods.blur.Blur.perturb_keys` gives, (B, H, N, e).
+
+    sigma: the largest width; the stream of `seed` and `lane` draws the width itself.
+    real: boolean (B or 1, H or 1, N), the keys that are no padding.
+    grid: (prefix, rows, columns) of an image, or empty: along the sequence.
+    """
+    out: Tensor = torch.ops.attemper.blur_keys(x, seed, lane, sigma, w, causal, real, list(grid))[0]
+    return out
+
+
+def draw_order(
+    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All keys in the order of `Stream.scores`, the place of every key in it, and which of the first `count` are kept.
+
+    Shapes (batch, sets, keys) twice, int64, and (batch, sets, count), boolean.
+    limit: of the last one that is drawn, `stream.threshold` of the rate at which it is not kept; None: always kept.
+    """
+    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.draw_order(seed, lane, batch, sets, keys, count, limit)
+    return drawn
+
+
+def take_keys(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
+    """The first `count` of every head's tokens in an order, (B, H or sets, count, e).
+
+    x: (B, H, N, e). order, rank: (B, sets, N), one the inverse of the other; sets is 1, H or a multiple of H.
+    """
+    out: Tensor = torch.ops.attemper.take_keys(x, order, rank, count)
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------------- blur
+def _lane_step(lane: int) -> int:
+    return lane * LANE_STEP & MASK
+
+
+def _launch_blur(
+    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int],
+    out: Tensor, inverse: Tensor, transposed: bool,
+) -> None:  # fmt: skip
+    from attemper.kernels.keys.kernels import blur_grid_kernel, blur_line_kernel
+
+    batch, heads, n, e = x.shape
+    if x.numel() == 0:
+        return
+    known, strides = x, [0, 0, 0]
+    if real is not None:
+        known = real.view(torch.uint8)
+        strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
+    constants = {
+        "N": n if is_static(n, n) else 0, "E": e, "BE": padded(e), "W": w,
+        "REAL": real is not None, "TRANSPOSED": transposed, "num_warps": 4,
+    }  # fmt: skip
+    run = RUN.get(w, 4)
+    block = max(16, IMAGE // padded(e)) if grid else ACROSS // padded(e)
+    samples = max(1, (2**31 - block) // (heads * n))  # tokens are counted in 32 bits
+    with on_device(x):
+        for first in range(0, batch, samples):
+            part = slice(first, first + samples)
+            parts = min(samples, batch - first) * heads
+            arguments = (
+                x[part], seed, known[part] if strides[0] else known, out[part], inverse[part],
+                *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
+            )  # fmt: skip
+            if grid:
+                blur_grid_kernel[(-(-parts * n // block),)](
+                    *arguments, parts * n, heads, n, *grid, **constants, BLOCK=block
+                )
+            else:
+                runs = parts * -(-n // run)
+                blur_line_kernel[(-(-runs // block),)](
+                    *arguments, runs, n, **constants, H=heads, CAUSAL=causal, RUN=run, BLOCK=block
+                )
+
+
+def _blur(
+    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int]
+) -> tuple[Tensor, Tensor]:
+    x = unit_stride(x)
+    out, inverse = _blur_fake(x)
+    _launch_blur(x, seed, lane, sigma, w, causal, real, grid, out, inverse, False)
+    return out, inverse
+
+
+def _blur_fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[:3], dtype=torch.float32)
+
+
+def _blur_backward(
+    dout: Tensor, inverse: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None,
+    grid: list[int],
+) -> Tensor:  # fmt: skip
+    dout = unit_stride(dout)
+    dx = _blur_backward_fake(dout)
+    _launch_blur(dout, seed, lane, sigma, w, causal, real, grid, dx, inverse, True)
+    return dx
+
+
+def _blur_backward_fake(dout: Tensor, *_: object) -> Tensor:
+    return _token_major(dout, dout.shape[1], dout.shape[2])
+
+
+def _token_major(like: Tensor, heads: int, tokens: int) -> Tensor:
+    """An empty (B, heads, tokens, e) in which the heads of one token lie together, as projections want them."""
+    return like.new_empty(like.shape[0], tokens, heads, like.shape[3]).transpose(1, 2)
+
+
+def _save_blur(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, seed, ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # zeros for the second output would cost a launch
+    ctx.save_for_backward(output[1], seed, real)
+
+
+def _blur_gradients(ctx: Any, dout: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    inverse, seed, real = ctx.saved_tensors
+    rest = (ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
+    dx: Tensor = torch.ops.attemper.blur_keys_backward(dout, inverse, seed, *rest)
+    return (dx, *([None] * 7))
+
+
+def _save_blur_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, seed, ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
+    ctx.save_for_backward(seed, real)
+
+
+def _blur_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
+    seed, real = ctx.saved_tensors  # blur is linear: the gradient of its gradient is blur
+    rest = (ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
+    return (torch.ops.attemper.blur_keys(ddx, seed, *rest)[0], *([None] * 8))
+
+
+# ------------------------------------------------------------------------------------------------------------ gather
+def _draw_order(
+    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    from attemper.kernels.keys.kernels import order_kernel, sort_kernel
+
+    order, rank, kept = _draw_order_fake(seed, lane, batch, sets, keys, count)
+    if order.numel():
+        arguments = (
+            seed, order, rank, kept.view(torch.uint8), _lane_step(lane), keys, count, 0 if limit is None else limit,
+        )  # fmt: skip
+        with on_device(seed):
+            if keys <= SORTED:
+                block = padded(keys)
+                sort_kernel[(batch * sets,)](
+                    *arguments, SOMETIMES=limit is not None, BLOCK=block, num_warps=min(16, max(1, block // 128))
+                )
+            else:
+                order_kernel[(batch * sets * -(-keys // RANKED),)](
+                    *arguments, SOMETIMES=limit is not None, BLOCK=RANKED, num_warps=4
+                )
+    return order, rank, kept
+
+
+def _draw_order_fake(
+    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    order = seed.new_empty((batch, sets, keys), dtype=torch.int64)
+    return order, torch.empty_like(order), seed.new_empty((batch, sets, count), dtype=torch.bool)
+
+
+def _set_strides(order: Tensor) -> tuple[int, int]:
+    """Of samples and sets; a set that all heads share is met again and again."""
+    return order.stride(0), order.stride(1) if order.shape[1] > 1 else 0
+
+
+def _take(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
+    from attemper.kernels.keys.kernels import take_kernel
+
+    x = unit_stride(x)
+    out = _take_fake(x, order, rank, count)
+    batch, heads, _, e = out.shape
+    if out.numel():
+        with on_device(x):
+            take_kernel[(batch * heads * -(-count // TOKENS),)](
+                x, order, out, *x.stride()[:3], *_set_strides(order), *out.stride()[:3], heads, heads // x.shape[1],
+                count, E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
+            )  # fmt: skip
+    return out
+
+
+def _take_fake(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
+    return x.new_empty((x.shape[0], max(x.shape[1], order.shape[1]), count, x.shape[3]))
+
+
+def _take_backward(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Tensor:
+    from attemper.kernels.keys.kernels import put_back_kernel
+
+    dout = unit_stride(dout)
+    dx = _take_backward_fake(dout, order, rank, heads)
+    batch, many, count, e = dout.shape
+    n = rank.shape[2]
+    if dx.numel():
+        with on_device(dout):
+            put_back_kernel[(batch * heads * -(-n // TOKENS),)](
+                dout, rank, dx, *dout.stride()[:3], *_set_strides(rank), *dx.stride()[:3], heads, many // heads, n,
+                count, E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
+            )  # fmt: skip
+    return dx
+
+
+def _take_backward_fake(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Tensor:
+    return _token_major(dout, heads, rank.shape[2])
+
+
+def _save_take(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+    x, order, rank, _ = inputs
+    ctx.heads = x.shape[1]
+    ctx.save_for_backward(order, rank)
+
+
+def _take_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    order, rank = ctx.saved_tensors
+    return torch.ops.attemper.take_keys_backward(dout, order, rank, ctx.heads), None, None, None
+
+
+def _save_take_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+    dout, order, rank, _ = inputs
+    ctx.count = dout.shape[2]
+    ctx.save_for_backward(order, rank)
+
+
+def _take_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
+    order, rank = ctx.saved_tensors
+    return torch.ops.attemper.take_keys(ddx, order, rank, ctx.count), None, None, None
+
+
+for _device in DEVICES:
+    torch.library.impl("attemper::blur_keys", _device, _blur)
+    torch.library.impl("attemper::blur_keys_backward", _device, _blur_backward)
+    torch.library.impl("attemper::draw_order", _device, _draw_order)
+    torch.library.impl("attemper::take_keys", _device, _take)
+    torch.library.impl("attemper::take_keys_backward", _device, _take_backward)
+torch.library.register_fake("attemper::blur_keys", _blur_fake)
+torch.library.register_fake("attemper::blur_keys_backward", _blur_backward_fake)
+torch.library.register_fake("attemper::draw_order", _draw_order_fake)
+torch.library.register_fake("attemper::take_keys", _take_fake)
+torch.library.register_fake("attemper::take_keys_backward", _take_backward_fake)
+torch.library.register_autograd("attemper::blur_keys", _blur_gradients, setup_context=_save_blur)
+torch.library.register_autograd(
+    "attemper::blur_keys_backward", _blur_second_gradients, setup_context=_save_blur_backward
+)
+torch.library.register_autograd("attemper::take_keys", _take_gradients, setup_context=_save_take)
+torch.library.register_autograd(
+    "attemper::take_keys_backward", _take_second_gradients, setup_context=_save_take_backward
+)

@@ -1,0 +1,32 @@
+"""The squares of logits of every head in Triton, for penalties: ‖QKᵀ‖² from Gram matrices that stay on chip.
+
+Queries and keys are read where their projection left them, biases are taken away as they are loaded, and nothing is
+written in forward but one number per head. Triton is imported when a kernel first runs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attemper.kernels.common.devices import DTYPES, runs_on
+from attemper.kernels.penalties.logits import logit_squares, widest
+from attemper.kernels.penalties.outputs import output_square
+
+__all__ = ["logit_squares", "output_square", "reads", "serves"]
+
+
+def reads(out: Tensor) -> bool:
+    """Whether a kernel can take the squares of a layer's output; torch takes all others, and compiled code its own."""
+    return not torch.compiler.is_compiling() and out.dtype in DTYPES and out.numel() > 0 and runs_on(out)
+
+
+def serves(q: Tensor, k: Tensor, heads: int) -> bool:
+    """Whether the kernels can take such queries and keys, (B, N, H · e); torch takes all others."""
+    return (
+        q.dtype in DTYPES
+        and k.dtype == q.dtype
+        and q.shape[-1] == k.shape[-1]  # every head has its own keys
+        and q.shape[-1] // heads <= widest(q.dtype)
+        and runs_on(q)
+    )

@@ -1,0 +1,88 @@
+"""`attemper bench ops` and `attemper bench step` as a command line sees them: a plan, and where its figures go."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attemper.errors import ParameterError
+from attemper.lab.bench.html_page import write_page
+from attemper.lab.bench.ops import OpsPlan, bench_ops
+from attemper.lab.bench.results import OpsReport, StepReport, save
+from attemper.lab.bench.step import StepPlan, bench_step
+from attemper.lab.bench.terminal import progress_on, show
+
+__all__ = ["Ops", "Step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops(OpsPlan):
+    """What the attention operator costs here, forward and backward, shape by shape.
+
+    Attemper's implementations against every SDPA backend of torch with and without dropout, FlexAttention, and DropKey
+    the way its paper prints it. Ratios are to the fastest of torch's own kernels without dropout, in the same run.
+    """
+
+    json: Path | None = None
+    """Write the figures to this file, after every shape."""
+    page: Path | None = None
+    """Write an HTML page with charts to this file."""
+
+    def run(self, words: Sequence[str] = ()) -> OpsReport:
+        """Measure, show, write. words: what was typed, for the record."""
+        check_files(self.json, self.page)
+
+        def keep(report: OpsReport) -> None:
+            if self.json is not None:
+                save(report, self.json)
+
+        with progress_on("bench ops") as progress:
+            report = bench_ops(self, command=command_line(words), progress=progress, after_shape=keep)
+        show(report)
+        if self.page is not None:
+            write_page(report, self.page)
+        return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(StepPlan):
+    """What a whole training step of a vision transformer costs here with every method, against the same without any.
+
+    Forward, loss with everything that methods add to it, backward and optimiser: ViT-S/16 at 224 pixels in bfloat16 on
+    a GPU, a small one in float32 on a CPU.
+    """
+
+    json: Path | None = None
+    """Write the figures to this file."""
+    page: Path | None = None
+    """Write an HTML page with charts to this file."""
+
+    def run(self, words: Sequence[str] = ()) -> StepReport:
+        """Measure, show, write. words: what was typed, for the record."""
+        check_files(self.json, self.page)
+        with progress_on("bench step") as progress:
+            report = bench_step(self, command=command_line(words), progress=progress)
+        if self.json is not None:
+            save(report, self.json)
+        show(report)
+        if self.page is not None:
+            write_page(report, self.page)
+        return report
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The words as one could type them again; of a path that leads out of here, only the last part is kept."""
+    plain = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return shlex.join(["attemper", "bench", *plain]) if words else ""
+
+
+def check_files(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before minutes are spent on what should go into them."""
+    for path in paths:
+        if path is not None and path.is_dir():
+            raise ParameterError(f"{path} is a folder; give the name of a file in it")
+        folder = None if path is None else next(parent for parent in path.absolute().parents if parent.exists())
+        if folder is not None and not folder.is_dir():
+            raise ParameterError(f"{path} cannot be written: {folder} is not a folder")

@@ -1,0 +1,81 @@
+"""What every benchmark is told, and how it tells of its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from attemper.errors import ParameterError
+from attemper.lab.bench.machine import describe_machine
+from attemper.lab.bench.results import Head
+from attemper.lab.bench.timing import CLOCKS, Clock, Stopwatch
+
+__all__ = ["Plan", "Progress", "head_of", "silent", "threads"]
+
+Progress = Callable[[float, str], None]
+"""Called with the share of the work that is done, 0 … 1, and what is done next."""
+
+
+def silent(share: float, what: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the benchmarks have in common."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to measure. auto: on a GPU if there is one."""
+    rounds: int = 15
+    """How often every candidate has its turn; figures are medians over the rounds."""
+    clock: Clock = "wall"
+    """On a CPU: wall, or cpu, the process's own processor time, for a machine that others use too (with threads 1)."""
+    threads: int | None = None
+    """CPU threads of torch; torch's own choice if not given."""
+    minutes: float | None = None
+    """Stop preparing candidates in time to be done after so many minutes. What is left out is a row that says so."""
+    note: str = ""
+    """A remark that is kept with the figures, such as what else the machine was doing."""
+    date: str = ""
+    """The date to write into the report; today if not given."""
+
+    def check(self) -> None:
+        """Raise if an option is out of range."""
+        if self.rounds < 2:
+            raise ParameterError(f"rounds must be at least 2, for a median and its interval; got {self.rounds}")
+        if self.clock not in CLOCKS:
+            raise ParameterError(f"clock must be one of {', '.join(CLOCKS)}; got {self.clock!r}")
+        if self.threads is not None and self.threads < 1:
+            raise ParameterError(f"threads must be at least 1, got {self.threads}")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ParameterError(f"minutes must be above 0, got {self.minutes}")
+
+
+@contextlib.contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """A stretch of code in which torch uses so many CPU threads; None: as many as before."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def head_of(plan: Plan, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, command: str) -> Head:
+    """When, where and how the figures of a plan are taken."""
+    return Head(
+        date=plan.date or datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=command,
+        machine=describe_machine(device),
+        dtype=str(dtype).removeprefix("torch."),
+        rounds=plan.rounds,
+        clock=stopwatch.name,
+        note=plan.note,
+    )

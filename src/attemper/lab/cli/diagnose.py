@@ -1,0 +1,254 @@
+"""`attemper diagnose`: what the attention of a model does with a folder of images."""
+
+from __future__ import annotations
+
+import io
+import json as json_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from attemper.errors import NoSiteError, ParameterError
+from attemper.lab.cli.options import Json, Number, Text, Writable
+from attemper.lab.cli.printing import command_line, console, print_json, say
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor, nn
+
+    from attemper.lab.tasks.user_images import Images
+    from attemper.probes.pictures import Query
+    from attemper.probes.table import Table
+
+__all__ = ["Diagnose"]
+
+Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+DEFAULT_SIZE, DEFAULT_CLASSES = 32, 1000
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Look into a model: entropy, logits and reach of every head, conditioning of tokens, where attention looks.
+
+    Prints a table, and writes heat maps, curves and pictures as PNG, the table as JSON, and one HTML page. Images are
+    cut to their middle square; those that cannot be decoded are skipped and named. Without a checkpoint, weights are
+    random.
+
+    Examples
+      attemper diagnose timm:vit_small_patch16_224 --images photos --checkpoint vit.safetensors
+      attemper diagnose vit-cifar --images photos --recipe cb --checkpoint runs/one/checkpoint.pt
+      attemper diagnose vit-tiny --images photos --query 3,4 --checkpoint plain.pt --beside dropkey.pt
+    """
+
+    model: Model
+    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    images: Folder
+    """A folder with images, at any depth."""
+    recipe: str = "none"
+    """Applied to the model before it is looked at; cb, graying and skipless act in eval mode."""
+    checkpoint: Writable = None
+    """Weights, as .safetensors or as a state dict that torch saved."""
+    beside: Writable = None
+    """Weights of another run of the same model: its pictures are drawn beside the first one's."""
+    out: Path = Path("diagnosis")
+    """Where files are written."""
+    probes: tuple[str, ...] = ("entropy", "distance", "logits", "conditioning")
+    """Which of entropy, distance, logits, conditioning, jacobian."""
+    query: str = "class"
+    """Whose attention is drawn: 'class', or row and column of a patch such as 3,4."""
+    most: int = 16
+    """So many images are looked at."""
+    pictures: int = 1
+    """Of so many images, attention is drawn over them."""
+    size: Number = None
+    """Side of the images in pixels; otherwise what a timm model was published for, else 32."""
+    channels: int = 3
+    """Of the model's input: 3, or 1 for grey images."""
+    classes: Number = None
+    """Of the model's head; otherwise as many as the checkpoint's, else 1000."""
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        import attemper
+        from attemper.lab.tasks.user_images import read_images
+        from attemper.lab.training.loop import choose_device
+
+        query = read_query(self.query)
+        where, device = console(json=self.json), choose_device(self.device)
+        self._check()
+        size = self.size or published_size(self.model) or DEFAULT_SIZE
+        images = read_images(self.images, size, self.most)
+        model = self._model(size, self.checkpoint).to(device)
+        models = {_label(self.checkpoint): model}
+        if self.beside is not None:
+            models[_label(self.beside)] = self._model(size, self.beside).to(device)
+        inputs = to_input(images.pixels, self.model, self.channels).to(device)
+        table = attemper.diagnose(model, inputs, self.probes)
+        notes = [images.warning] if images.warning else []
+        shown, drawn = self._pictures(models, images, inputs, query)
+        notes += shown
+        written = write_all(self.out, table, drawn, self._about(images, words, notes), self.model)
+        say(where, str(table), *(f"note: {note}" for note in notes), "", f"Written: {written}")
+        if self.json:
+            print_json(table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)})
+        return 0
+
+    def _check(self) -> None:
+        for name, least in (("most", 1), ("pictures", 0), ("size", 1), ("classes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ParameterError(f"--{name} is {value}; it must be at least {least}.")
+        if self.channels not in (1, 3):
+            raise ParameterError(f"--channels is {self.channels}; it must be 1 or 3.")
+
+    def _model(self, size: int, checkpoint: Path | None) -> nn.Module:
+        import attemper
+        from attemper.lab.models import build_model
+        from attemper.lab.tasks.base import InputShape
+        from attemper.probes.weights import classes_in, load_weights, read_weights
+
+        weights = None if checkpoint is None else read_weights(checkpoint)
+        classes = self.classes or (classes_in(weights) if weights else None) or DEFAULT_CLASSES
+        model = build_model(self.model, InputShape(self.channels, size, size, classes))
+        attemper.apply(model, self.recipe)
+        if weights is not None and checkpoint is not None:
+            load_weights(model, weights, checkpoint)
+        return model
+
+    def _pictures(
+        self, models: Mapping[str, nn.Module], images: Images, inputs: Tensor, query: Query
+    ) -> tuple[list[str], dict[str, Image]]:
+        """Notes, and pictures by file name."""
+        from attemper.lab.report.png import beside, looks_sheet, overlay
+        from attemper.probes.pictures import query_looks, rollout
+
+        drawn: dict[str, Image] = {}
+        name = "the class token" if query is None else f"patch {query[0]}, {query[1]}"
+        try:
+            for at in range(min(self.pictures, len(images.names))):
+                pixels, x, title = images.pixels[at], inputs[at : at + 1], f"Where {name} looks: {images.names[at]}"
+                sheets = {
+                    label: looks_sheet(pixels, query_looks(m, x, query), title=title) for label, m in models.items()
+                }
+                rolled = {label: overlay(pixels, rollout(m, x, query), 320) for label, m in models.items()}
+                for kind, pictures in (("looks", sheets), ("rollout", rolled)):
+                    drawn[f"{kind}-{at}"] = beside(pictures) if len(models) > 1 else next(iter(pictures.values()))
+        except NoSiteError as error:  # windows, or no class token: the table is there all the same
+            return [f"no pictures: {error}"], drawn
+        return [], drawn
+
+    def _about(self, images: Images, words: Sequence[str], notes: Sequence[str]) -> list[str]:
+        weights = "random weights" if self.checkpoint is None else f"weights of {self.checkpoint.name}"
+        count = len(images.names)
+        lines = [f"Recipe {self.recipe}; {weights}; {count} {'image' if count == 1 else 'images'}.", *notes]
+        return [*lines, command_line(words)] if words else lines
+
+
+def _label(checkpoint: Path | None) -> str:
+    """What a run is called in pictures: its file, and the folder that it lies in."""
+    return "random weights" if checkpoint is None else "/".join(checkpoint.parts[-2:])
+
+
+def read_query(text: str) -> Query:
+    """None for 'class', else row and column."""
+    if text.strip() == "class":
+        return None
+    parts = text.split(",")
+    if len(parts) == 2 and all(part.strip().isdigit() for part in parts):
+        return int(parts[0]), int(parts[1])
+    raise ParameterError(f"--query is '{text}'; it must be 'class', or row and column of a patch such as 3,4.")
+
+
+def published_size(model: str) -> int | None:
+    """The image size that a timm model was published for, where nothing in its text says another."""
+    from attemper.lab.call_syntax import parse_call
+
+    name, options = parse_call(model)
+    if not name.startswith("timm:"):
+        return None
+    if isinstance(options.get("img_size"), int):
+        return int(options["img_size"])
+    config = _timm_config(name)
+    return None if config is None else int(config.input_size[-1])
+
+
+def _timm_config(name: str) -> Any:
+    import timm
+
+    known = name.removeprefix("timm:")
+    return timm.get_pretrained_cfg(known) if timm.is_model(known) else None
+
+
+def to_input(pixels: Tensor, model: str, channels: int) -> Tensor:
+    """uint8 images as a model takes them: normalised as timm does for its own models, else by their own statistics."""
+    import torch
+
+    from attemper.lab.call_syntax import parse_call
+
+    x = pixels.float() / 255
+    if channels == 1:
+        x = x.mean(1, keepdim=True)
+    name, _ = parse_call(model)
+    config = _timm_config(name) if name.startswith("timm:") else None
+    if config is not None and channels == 3:
+        mean, deviation = torch.tensor(config.mean), torch.tensor(config.std)
+    else:
+        mean, deviation = x.mean((0, 2, 3)), x.std((0, 2, 3)).clamp_min(1e-3)
+    return (x - mean[:, None, None]) / deviation[:, None, None]
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+def write_all(out: Path, table: Table, drawn: Mapping[str, Image], about: Sequence[str], model: str) -> Path:
+    """Write PNGs, the table as JSON and the page, whole each; returns the page's path."""
+    from attemper.lab.report.diagnosis import make_page
+    from attemper.lab.study.files import translated, write_whole
+
+    pictures = {name: _png(picture) for name, picture in drawn.items()}
+    captions = {_caption(name): png for name, png in pictures.items()}
+    page = make_page(table, title=f"Attention of {model}", about=about, pictures=captions)
+    with translated(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, png in (pictures | {name: _png(picture) for name, picture in charts(table).items()}).items():
+            (out / f"{name}.png").write_bytes(png)
+        write_whole(out / "table.json", json_module.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n")
+        write_whole(out / "index.html", page)
+    return out / "index.html"
+
+
+def charts(table: Table) -> dict[str, Image]:
+    """Heat maps and curves of a table, by file name."""
+    from attemper.lab.report.diagnosis import HEATS, by_block
+    from attemper.lab.report.png import curves, heat_map
+    from attemper.probes.tokens import PLACES
+
+    drawn: dict[str, Image] = {}
+    for name, (title, _) in HEATS.items():
+        labels, values = by_block(table.heads, name)
+        if any(value is not None for row in values for value in row):
+            drawn[f"heat-{name.replace('_', '-')}"] = heat_map(values, title=title, rows=labels)
+    for name, title, y, log in (
+        ("condition", "Condition number of the tokens", "κ", True),
+        ("effective_rank", "Effective rank of the tokens", "rank", False),
+        ("similarity", "Similarity of two tokens", "mean cosine", False),
+    ):
+        lines = {place: [getattr(row, name) for row in table.tokens if row.place == place] for place in PLACES}
+        if any(lines.values()):
+            drawn[f"curve-{name.replace('_', '-')}"] = curves(lines, title=title, y=y, log=log)
+    return drawn
+
+
+def _caption(name: str) -> str:
+    kind, _, at = name.partition("-")
+    return f"Image {at}: " + ("attention rollout" if kind == "rollout" else "per block and head")
+
+
+def _png(picture: Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

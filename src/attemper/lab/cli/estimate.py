@@ -1,0 +1,161 @@
+"""`attemper plan estimate`: hours and memory of a plan, from a short probe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Words
+
+from attemper.errors import ParameterError
+from attemper.lab.cli.compare import Compare, File
+from attemper.lab.cli.options import Data, Json, Number, Text, Texts, Workers
+from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.study import DEFAULT_PLAN, Plan, load_plan
+from attemper.lab.study.estimate import Estimate, estimate
+from attemper.lab.study.probing import probe
+from attemper.lab.study.processes import gpu_memory, runs_per_gpu
+from attemper.lab.study.status import duration
+from attemper.lab.training.teacher import untrained
+
+__all__ = ["EstimateCommand", "show_estimate"]
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class EstimateCommand:
+    """Tell how many hours and how much memory a plan will take, from some measured steps of every recipe.
+
+    The steps are made in as many processes at once as there would be workers. Without data, --images measures on noise:
+    reading images from disk is then not in the figures.
+
+    Examples
+      attemper plan estimate
+      attemper plan estimate plan.yaml --gpus 1,8,64
+      attemper plan estimate --images 1281167 --image-size 224 --model timm:vit_small_patch16_224 --epochs 300
+    """
+
+    plan: File = None
+    """A plan file; otherwise the embedded comparison on digits, changed by the options."""
+    task: Text = None
+    """Such as digits, cifar10, folder:PATH."""
+    model: Text = None
+    """Such as vit-cifar, timm:vit_small_patch16_224."""
+    recipes: Texts = ()
+    """Recipes, each in quotes."""
+    seeds: Number = None
+    """How many seeds."""
+    epochs: Number = None
+    """Epochs of every run."""
+    batch_size: Number = None
+    """Images per step."""
+    augment: Text = None
+    """Augmentations joined by '+'."""
+    images: Number = None
+    """In place of a task: so many training images of noise, and a twenty-fifth of that to test on."""
+    image_size: int = 224
+    """With --images: their side in pixels."""
+    classes: int = 1000
+    """With --images: so many classes."""
+    gpus: Text = None
+    """Numbers of GPUs like this machine's to work out as well, such as 1,8,64."""
+    workers: Workers = None
+    per_gpu: Number = None
+    """Runs side by side on one GPU; otherwise one."""
+    steps: int = 20
+    """Steps of every recipe that are measured."""
+    data: Data = None
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        if self.steps < 1:
+            raise ParameterError(f"--steps is {self.steps}; it must be at least 1.")
+        numbers, plan, screen = read_numbers(self.gpus), self._plan(), console(json=self.json)
+        self._check(plan)
+        say(screen, f"measuring {self.steps} steps of each of {len(plan.recipes)} recipes")
+        found = probe(plan, root=self.data, workers=self.workers, per_gpu=self.per_gpu, steps=self.steps)
+        result = estimate(plan, found, numbers)
+        if self.json:
+            print_json(dataclasses.asdict(result))
+        else:
+            show_estimate(screen, result)
+        return 0
+
+    def _plan(self) -> Plan:
+        given: dict[str, Any] = load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN)
+        task = self.task
+        if self.images is not None:
+            if self.task is not None:
+                raise ParameterError("--task and --images both say what is learnt from; give one of them.")
+            sizes = f"train={self.images}, test={max(1, self.images // 25)}"
+            task = f"noise(size={self.image_size}, classes={self.classes}, {sizes})"
+        changes = Compare(
+            plan=self.plan,
+            task=task,
+            model=self.model,
+            recipes=self.recipes,
+            seeds=self.seeds,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            augment=self.augment,
+        )
+        plan = changes.changed(given)
+        return dataclasses.replace(plan, budget=untrained(plan.budget))
+
+    def _check(self, plan: Plan) -> None:
+        """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""
+        from attemper.lab.tasks import open_task
+        from attemper.lab.training import check_run
+
+        task = open_task(plan.task, self.data)
+        for entry in plan.recipes:
+            spec = plan.spec(entry.configurations[0], plan.lr[0], plan.seeds[0], task.name)
+            # Neither changes whether a recipe fits, and compiling for this check's CPU would take minutes.
+            budget = dataclasses.replace(spec.budget, compile=False, precision="float32")
+            check_run(dataclasses.replace(spec, budget=budget), task)
+
+
+def read_numbers(text: str | None) -> list[int]:
+    """'1,8,64' as numbers."""
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise ParameterError(f"--gpus is '{text}'; it must be numbers above 0 joined by commas, such as 1,8,64.")
+    return [int(part) for part in parts]
+
+
+def show_estimate(screen: Console, found: Estimate) -> None:
+    """Tables for people: recipes, then machines."""
+    on_gpu = any(row.memory is not None for row in found.recipes)
+    unit = "GPU" if on_gpu else "worker"
+    rows = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(("recipe", "runs", "batch", "images/s", "one run", "GPU memory")):
+        rows.add_column(title, justify="right" if index else "left")
+    for row in found.recipes:
+        memory = "–" if row.memory is None else f"{row.memory / GIB:.1f} GiB"
+        rate = f"{row.images_per_second:,.0f}"
+        took = duration(row.seconds)
+        rows.add_row(Words(row.name), str(row.runs), f"{row.milliseconds:.1f} ms", rate, took, memory)
+    screen.print(rows)
+    digits = 2 if found.hours < 10 else 0
+    say(
+        screen,
+        "",
+        f"{found.runs} runs, {found.hours:,.{digits}f} {unit}-hours on {found.device}; "
+        f"{found.resident / GIB:.1f} GiB of main memory per worker",
+        f"here, with {found.here.workers} at a time: {duration(found.here.seconds)}, and {duration(found.costs)} to "
+        "measure what a step costs with each recipe",
+    )
+    for scale in found.elsewhere:
+        idle = f", of which there are {scale.busy}" if scale.busy < scale.workers else ""
+        gpus = "1 GPU" if scale.gpus == 1 else f"{scale.gpus} GPUs"
+        say(screen, f"on {gpus}, {scale.workers} runs at a time{idle}: {duration(scale.seconds)}")
+    if on_gpu:
+        fit = runs_per_gpu(max(row.memory or 0 for row in found.recipes), min(gpu_memory()))
+        say(screen, f"{fit} of these runs fit on one GPU side by side")

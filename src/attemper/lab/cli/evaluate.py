@@ -1,0 +1,165 @@
+"""`attemper evaluate`: calibration and robustness of a run that was trained before."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attemper.errors import ParameterError
+from attemper.lab.cli.options import Data, Json, Suites, Text, Writable
+from attemper.lab.cli.printing import console, print_json, say
+
+if TYPE_CHECKING:
+    from attemper.lab.evaluation.runs import FinishedRun
+
+__all__ = ["Evaluate", "show_evaluation"]
+
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The folder of 'attemper train'.")]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure calibration and robustness of a finished run, on its test set and on others.
+
+    It writes evaluation.json and a page, evaluation.html, into the run's folder. To evaluate every run of a comparison,
+    give its suites to 'attemper compare --evaluate'.
+
+    The test sets of ImageNet are folders: ImageNet-V2 has one per class number; ImageNet-A and -R have one per WordNet
+    id, and --wordnet says which class of the model each id is.
+
+    Examples
+      attemper evaluate runs/one
+      attemper evaluate runs/one --suites "calibration, stochastic(passes=16), robustness(epsilon=[0.01, 0.03])"
+      attemper evaluate runs/one --imagenet-v2 data/imagenetv2
+      attemper evaluate runs/one --imagenet-a data/imagenet-a --wordnet data/imagenet/train
+    """
+
+    run_folder: Run
+    suites: Suites = "calibration,robustness"
+    imagenet_v2: Writable = None
+    """A folder of ImageNet-V2."""
+    imagenet_a: Writable = None
+    """A folder of ImageNet-A."""
+    imagenet_r: Writable = None
+    """A folder of ImageNet-R."""
+    real: Writable = None
+    """The folder of ImageNet's validation images, for ReaL labels."""
+    real_labels: Writable = None
+    """The JSON file with ReaL labels."""
+    wordnet: Writable = None
+    """ImageNet's own folder of classes, or a JSON or text file with the WordNet ids of the model's classes."""
+    data: Data = None
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.evaluation import evaluate
+        from attemper.lab.evaluation.runs import load_run
+        from attemper.lab.study.files import translated, write_whole
+        from attemper.lab.training.loop import choose_device
+
+        where = console(json=self.json)
+        finished = load_run(self.run_folder, root=self.data, device=choose_device(self.device))
+        others = self._test_sets(finished)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+            line = bar.add_task(finished.spec.recipe, total=1.0)
+            found = evaluate(
+                finished.model,
+                finished.task.test(),
+                normalise=finished.normalise,
+                suites=self.suites,
+                train=finished.training_part(),
+                seed=finished.spec.seed,
+                progress=lambda share: bar.update(line, completed=share),
+            )
+        found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
+        path, page = (self.run_folder / f"evaluation.{ending}" for ending in ("json", "html"))
+        with translated(path):
+            write_whole(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
+            write_whole(page, _page(found))
+        say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
+        show_evaluation(where, found)
+        _show_test_sets(where, found)
+        say(where, f"Page: {page}")
+        if self.json:
+            print_json(found)
+        return 0
+
+    def _test_sets(self, finished: FinishedRun) -> list[Any]:
+        """The other test sets that were named, opened before any of them is evaluated."""
+        from attemper.lab.evaluation import open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
+
+        shape = finished.images
+        size, classes = shape.height, shape.classes
+        found = []
+        if self.imagenet_v2 is not None:
+            found.append(open_imagenet_v2(self.imagenet_v2, size=size, classes=classes))
+        for name, folder in (("ImageNet-A", self.imagenet_a), ("ImageNet-R", self.imagenet_r)):
+            if folder is None:
+                continue
+            if self.wordnet is None:
+                raise ParameterError(
+                    f"{name} needs --wordnet: ImageNet's own folder of classes, or a file with the ids in the order of "
+                    "the model's outputs."
+                )
+            found.append(open_imagenet_subset(folder, wordnet_ids(self.wordnet), name=name, size=size))
+        if (self.real is None) != (self.real_labels is None):
+            raise ParameterError("ReaL needs both: --real, the folder of images, and --real-labels, the JSON file.")
+        if self.real is not None and self.real_labels is not None:
+            found.append(open_real(self.real, self.real_labels, size=size, classes=classes))
+        return found
+
+    def _evaluated(self, finished: FinishedRun, others: Sequence[Any]) -> list[dict[str, Any]]:
+        from attemper.lab.evaluation import evaluate_test_set
+
+        return [evaluate_test_set(finished.model, other, normalise=finished.normalise) for other in others]
+
+
+def _summary(found: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation of one run in the form in which a study has those of many."""
+    from attemper.lab.evaluation.key_figures import over_seeds
+
+    spec = found["spec"]
+    row = {"name": spec["recipe"], "recipe": spec["recipe"], "seeds": [spec["seed"]], "evaluation": over_seeds([found])}
+    return {"recipes": [row]}
+
+
+ONE = "The weights of the epoch that was best on validation, in eval mode, on the test set."
+
+
+def _page(found: dict[str, Any]) -> str:
+    from attemper.lab.report import page
+    from attemper.lab.report.entries import entries
+    from attemper.lab.report.evaluation import calibration, robustness
+
+    spec = found["spec"]
+    ranked = entries(_summary(found))
+    sections = [section for section in (calibration(ranked, ONE), robustness(ranked)) if section is not None]
+    return page(
+        f"{spec['recipe']} on {spec['task']} with {spec['model']}", sections, kicker="Attemper · evaluation of one run"
+    )
+
+
+def show_evaluation(where: Any, found: dict[str, Any]) -> None:
+    """The figures of one evaluation, for people."""
+    from attemper.lab.study.evaluations import evaluation_table
+
+    table = evaluation_table(_summary(found))
+    if table is not None:
+        where.print(table)
+
+
+def _show_test_sets(where: Any, found: dict[str, Any]) -> None:
+    for other in found["test_sets"]:
+        skipped = other["skipped"]
+        names = f" ({', '.join(skipped['files'])}{', …' if skipped['count'] > len(skipped['files']) else ''})"
+        told = f"; {skipped['count']} could not be decoded{names}" if skipped["count"] else ""
+        say(where, f"{other['name']}: accuracy {100 * other['accuracy']:.2f} % on {other['images']} images{told}")

@@ -1,0 +1,121 @@
+"""`attemper experiment`: the papers' experiments on what goes on inside a model."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table as Grid
+
+from attemper.lab.cli.options import Data, Json, Text
+from attemper.lab.cli.printing import console, print_json, say
+
+__all__ = ["Experiment"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Train the arms of a paper's experiment and look inside them; without a name, list the experiments.
+
+    Writes the figures as JSON and Markdown, and a chart over the blocks as PNG.
+
+    Examples
+      attemper experiment
+      attemper experiment skips
+      attemper experiment skips --task cifar10 --vit vit-tiny --mixer convmixer --epochs 40 --batch-size 128
+    """
+
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = None
+    """Which experiment; otherwise they are listed."""
+    task: str = "digits"
+    """Such as digits, cifar10, folder:PATH."""
+    vit: str = "vit-digits"
+    """The transformer of the arms."""
+    mixer: str = "convmixer(width=32, depth=4, kernel=3)"
+    """The network without attention, where an arm has one."""
+    seeds: int = 3
+    """How many."""
+    epochs: int = 20
+    """Of every run."""
+    batch_size: int = 64
+    """Images per step."""
+    lr: float = 1e-3
+    """Learning rate."""
+    out: Path = Path("experiments")
+    """Where files are written."""
+    data: Data = None
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.experiments import EXPERIMENTS, find_experiment, run_experiment
+        from attemper.lab.tasks import open_task
+        from attemper.lab.training.spec import Budget
+
+        where = console(json=self.json)
+        if self.name is None:
+            grid = Grid("name", "experiment", "arms", box=None, pad_edge=False, header_style="bold")
+            for name, each in EXPERIMENTS.items():
+                grid.add_row(name, each.title, str(len(each.arms)))
+            where.print(grid)
+            return 0
+        experiment = find_experiment(self.name)
+        say(where, experiment.title, f"In the paper: {experiment.expected}", "")
+        found = run_experiment(
+            self.name,
+            open_task(self.task, self.data),
+            budget=Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr),
+            seeds=self.seeds,
+            vit=self.vit,
+            mixer=self.mixer,
+            device=self.device,
+            say=lambda line: say(where, line),
+        )
+        say(where, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")
+        if self.json:
+            print_json(found)
+        return 0
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """A table with one row per arm."""
+    measure = ("κ", "going in", "behind the last block")
+    if found["measure"] == "entropy":
+        measure = ("entropy", "first block", "last block")
+    what, first, last = measure
+    lines = [
+        f"| arm | test {found['metric']}, % | {what}, {first} | {what}, {last} | diverged |",
+        "|---|---|---|---|---|",
+    ]
+    for arm in found["arms"]:
+        spread = "" if arm["deviation"] is None else f" ± {100 * arm['deviation']:.2f}"
+        ends = " | ".join("–" if value is None else f"{value:.3g}" for value in (arm["median"][0], arm["median"][-1]))
+        lines.append(f"| {arm['name']} | {100 * arm['mean']:.2f}{spread} | {ends} | {arm['diverged']} |")
+    return "\n".join(lines)
+
+
+def write(found: dict[str, Any], out: Path) -> Path:
+    """JSON, Markdown and PNG into a folder; returns the path of the chart."""
+    from attemper.lab.report.png import curves
+    from attemper.lab.study.files import translated, write_whole
+
+    condition = found["measure"] == "condition"
+    chart = curves(
+        {arm["name"]: arm["median"] for arm in found["arms"]},
+        title=f"{'Condition number of tokens' if condition else 'Attention entropy'} after training, {found['task']}",
+        y="κ, before the first block and behind every block" if condition else "share of its maximum",
+        x="blocks passed" if condition else "block",
+        log=condition,
+    )
+    with translated(out):
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{found['experiment']}.png"
+        chart.save(path, "PNG", optimize=True)
+        write_whole(out / f"{found['experiment']}.json", json_module.dumps(found, indent=1, allow_nan=False) + "\n")
+        write_whole(out / f"{found['experiment']}.md", markdown(found) + "\n")
+    return path

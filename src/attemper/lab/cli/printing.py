@@ -1,0 +1,54 @@
+"""What commands print: tables for people on a terminal, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["command_line", "console", "print_json", "say", "show_summary"]
+
+
+def console(*, json: bool = False, quiet: bool = False) -> Console:
+    """Where people read: standard output, or standard error where standard output is for a script.
+
+    quiet: nowhere, as in all processes but one of those that train together.
+    """
+    return Console(stderr=json, highlight=False, quiet=quiet)
+
+
+def say(where: Console, *lines: str) -> None:
+    """Lines as they are, without markup, and without breaking what was meant as one."""
+    for line in lines:
+        where.print(Text(line), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """A value for scripts."""
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The words as one could type them again."""
+    return shlex.join(["attemper", *words])
+
+
+def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -> None:
+    """The final table of a study, its verdict, and where the page is."""
+    from attemper.lab.study import summary_table
+    from attemper.lab.study.evaluations import evaluation_table
+
+    where.print()
+    where.print(summary_table(summary))
+    if found := evaluation_table(summary):
+        where.print()
+        where.print(found)
+    say(where, "", summary["verdict"], *(f"note: {note}" for note in summary["notes"]))
+    if report is not None:
+        say(where, "", f"Report: {report}")

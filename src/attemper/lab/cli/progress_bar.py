@@ -1,0 +1,55 @@
+"""A bar on the terminal while data is prepared, and lines about what was left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attemper.lab.cli.printing import say
+
+__all__ = ["PreparationBar", "told_on_terminal"]
+
+
+class PreparationBar:
+    """Listens to tasks. The bar is there while a step is under way and at no other time."""
+
+    def __init__(self, where: Console) -> None:
+        self._where = where
+        self._bar: Progress | None = None
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if not self._where.is_terminal:
+            return
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=self._where, transient=True)
+            self._bar.start()
+            self._bar.add_task(what, total=total)
+        self._bar.update(self._bar.task_ids[0], completed=done)
+        if done == total:
+            self.end()
+
+    def note(self, text: str) -> None:
+        say(self._where, f"note: {text}")
+
+    def end(self) -> None:
+        """Take the bar away, wherever it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@contextmanager
+def told_on_terminal() -> Iterator[None]:
+    """A stretch of code in which preparation shows itself on standard error, so that output for scripts stays clean."""
+    from attemper.lab.tasks.notifications import listening
+
+    bar = PreparationBar(Console(stderr=True, highlight=False))
+    try:
+        with listening(bar):
+            yield
+    finally:
+        bar.end()

@@ -1,0 +1,164 @@
+"""`attemper study …` and `attemper report`: what there is to do with a study's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from attemper.errors import ParameterError
+from attemper.lab.cli.compare import carry_out, write_report
+from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
+from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.study import Study, Summary, make_view, status_of, status_table, summarise, to_csv, to_markdown
+from attemper.lab.study.files import translated, write_whole
+from attemper.lab.study.live import View
+
+__all__ = ["Export", "Report", "Resume", "Status", "watch"]
+
+WATCH = 1.0
+"""Seconds between two looks at a study that others work on."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Say how far a study is, who works on it, and what failed.
+
+    It only looks: it may be run while others work on the folder, and where the folder cannot be written.
+
+    Examples
+      attemper study status runs/digits-vit-digits
+      attemper study status runs/digits-vit-digits --json
+      attemper study status runs/digits-vit-digits --watch
+    """
+
+    folder: Folder
+    watch: bool = False
+    """Stay, and show how it goes on until nothing is missing: the view of 'compare', wherever the runs are done."""
+    data: Data = None
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        study = Study(self.folder, root=self.data)
+        if self.watch:
+            watch(study, make_view(console(json=self.json)))
+        status = status_of(study)
+        if self.json:
+            print_json(dataclasses.asdict(status))
+        else:
+            console().print(status_table(status))
+        return 0
+
+
+def watch(study: Study, view: View) -> None:
+    """Show how a study goes on until nothing is missing, or Ctrl-C. It only looks."""
+    try:
+        while study.missing():
+            view.show(status_of(study))
+            time.sleep(WATCH)
+    except KeyboardInterrupt:
+        pass  # whoever has seen enough has seen enough
+    finally:
+        view.close()
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with the study in a folder, by the plan that it holds.
+
+    The same as running the command again that began it; --probe-every and --track are remembered. Run it on several
+    machines that share the folder, and they share the runs.
+
+    Examples
+      attemper study resume runs/digits-vit-digits
+      attemper study resume runs/digits-vit-digits --executor ray --address 10.0.0.1:6379
+    """
+
+    folder: Folder
+    data: Data = None
+    where: Where = field(default_factory=Where)
+    no_costs: Costs = False
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        plan = Study(self.folder, root=self.data).plan
+        return carry_out(
+            plan,
+            self.folder,
+            words=words,
+            where=self.where,
+            data=self.data,
+            costs=not self.no_costs,
+            change_plan=False,
+            json=self.json,
+        )
+
+
+def _as_json(summary: Summary) -> str:
+    return json.dumps(summary, indent=1, allow_nan=False) + "\n"
+
+
+MAKERS = {"csv": to_csv, "markdown": to_markdown, "json": _as_json}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a study's table as CSV, Markdown or JSON, from the results that are there.
+
+    Examples
+      attemper study export runs/digits-vit-digits --format csv --out table.csv
+      attemper study export runs/digits-vit-digits --format markdown
+    """
+
+    folder: Folder
+    format: Literal["csv", "markdown", "json"] = "markdown"
+    """Which."""
+    out: Writable = None
+    """The file to write; otherwise standard output."""
+    data: Data = None
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        summary = summarise(Study(self.folder, root=self.data))
+        text = MAKERS[self.format](summary)
+        if self.out is None:
+            sys.stdout.write(text)
+            return 0
+        _refuse_folder(self.out)
+        with translated(self.out):
+            write_whole(self.out, text)
+        return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page of a study from the results that are there: one HTML file that needs nothing else.
+
+    Examples
+      attemper report runs/digits-vit-digits
+      attemper report runs/digits-vit-digits --out page.html
+    """
+
+    folder: Folder
+    out: Writable = None
+    """The file to write; otherwise report.html in the folder."""
+    data: Data = None
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        study = Study(self.folder, root=self.data)
+        if self.out is not None:
+            _refuse_folder(self.out)
+        summary = summarise(study, command=f"attemper study resume {self.folder.name}")
+        path = write_report(summary, self.out or self.folder / "report.html")
+        say(console(), f"Report: {path}")
+        return 0
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise ParameterError(f"{path} is a folder; give the name of a file in it.")

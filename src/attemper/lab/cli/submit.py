@@ -1,0 +1,158 @@
+"""`attemper study submit` and `attemper study work`: a study on machines that a scheduler gives out."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from attemper.errors import ParameterError
+from attemper.lab.cli.compare import write_report
+from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
+from attemper.lab.cli.printing import console, say
+from attemper.lab.study import Study, load_plan, status_of, summarise
+from attemper.lab.study.comparison import write_summary
+from attemper.lab.study.files import translated, write_whole
+from attemper.lab.study.locks import check_locks
+from attemper.lab.study.processes import cores
+from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
+
+__all__ = ["Submit", "Work"]
+
+STOPPED = 130
+"""The exit code of whatever is stopped from outside."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Write a job script whose workers share a study's folder; nothing is sent off.
+
+    The folder must lie where every machine of the cluster sees it under the same path. With --plan the study is made
+    ready first: every recipe is checked against the model, and the plan is written into the folder.
+
+    Examples
+      attemper study submit /shared/imagenet --plan plan.yaml --slurm --tasks 8 --gpus 1 --time 24:00:00 --out job.sh
+      attemper study submit /shared/imagenet --slurm --tasks 24 --partition gpu --sbatch=--qos=long | sbatch
+    """
+
+    folder: Folder
+    slurm: bool = False
+    """For Slurm, the one scheduler there is so far: an array of workers."""
+    plan: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
+    """The plan of a study that is not begun yet; otherwise the one that the folder holds."""
+    tasks: Number = None
+    """Workers; otherwise one per run that is missing."""
+    most: Number = None
+    """At most so many of them at a time."""
+    time: str = "24:00:00"
+    """How long a worker may run at a stretch; it puts itself into the queue again while there is work."""
+    cpus: int = 4
+    """Cores per worker."""
+    gpus: int = 1
+    """GPUs per worker: 1 or 0."""
+    memory: Text = None
+    """Memory per worker, such as 32G; otherwise the cluster's default."""
+    partition: Text = None
+    """As sbatch has it."""
+    account: Text = None
+    """As sbatch has it."""
+    sbatch: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="OPTION", help_behavior_hint="")
+    ] = ()
+    """A further option of sbatch, as --sbatch=--name=value; may be given several times."""
+    out: Writable = None
+    """The file to write; otherwise standard output."""
+    data: Data = None
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        if not self.slurm:
+            raise ParameterError("For which scheduler? There is one so far: --slurm.")
+        study = Study(self.folder, None if self.plan is None else load_plan(self.plan), self.data)
+        job = Job(
+            tasks=max(1, len(study.missing())) if self.tasks is None else self.tasks,
+            time=self.time,
+            cpus=self.cpus,
+            gpus=self.gpus,
+            memory=self.memory,
+            partition=self.partition,
+            account=self.account,
+            most=self.most,
+            more=self.sbatch,
+        )
+        name, here = f"attemper-{study.folder.absolute().name}", Path.cwd()
+        script = slurm_script(job, self.command(), name=name, folder=study.folder, here=here)
+        study.check()
+        study.prepare()
+        check_locks(study.claims.folder)
+        with translated(study.folder):
+            (study.folder / "slurm").mkdir(exist_ok=True)  # Slurm drops the log of a job whose folder is not there
+        self._put(script)
+        return 0
+
+    def command(self) -> list[str]:
+        """One worker, by the program that runs now: the same environment on every machine."""
+        program = shutil.which("attemper")
+        start = [program] if program else [sys.executable, "-m", "attemper"]
+        data = [] if self.data is None else ["--data", str(self.data.absolute())]
+        return [*start, "study", "work", str(self.folder.absolute()), *data]
+
+    def _put(self, script: str) -> None:
+        if self.out is None:
+            sys.stdout.write(script)
+            return
+        with translated(self.out):
+            write_whole(self.out, script)
+            self.out.chmod(0o755)
+        say(console(), f"Written: {self.out}. Send it off with: sbatch {self.out}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Do runs of a study in this process until none is free, and leave: one worker, for job scripts.
+
+    USR1, TERM or Ctrl-C make it give its run back, which goes on elsewhere from its last checkpoint, and leave. The
+    exit code is then 75 after USR1, by which job scripts know that they shall queue again, and 130 otherwise. Whoever
+    finishes the last run writes the summary and the page.
+
+    Examples
+      attemper study work runs/digits-vit-digits
+    """
+
+    folder: Folder
+    data: Data = None
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        where = console()
+        study = Study(self.folder, root=self.data)
+        study.check_data()
+        check_locks(study.claims.folder)
+        torch.set_num_threads(cores())
+        told = leave_on_signals()
+        study.work(stop=lambda: bool(told), device=self.device, say=lambda text: say(where, text), wait=False)
+        status = status_of(study)
+        say(where, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running.")
+        if told and study.missing():
+            return LEFT_WORK if told[0] == signal.SIGUSR1 else STOPPED
+        if not study.missing():
+            study.sweep()
+            summary = summarise(study, command=f"attemper study resume {self.folder.name}")
+            write_summary(summary, study.folder)
+            write_report(summary, study.folder / "report.html")
+        return 1 if status.failed else 0
+
+
+def leave_on_signals() -> list[int]:
+    """A list that gets the signals by which the scheduler, or somebody at the keyboard, wants us to leave."""
+    told: list[int] = []
+    for sign in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda number, _: told.append(number))
+    return told

@@ -1,0 +1,150 @@
+"""`attemper train`: one run, without a study around it."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attemper.errors import ParameterError
+from attemper.lab.cli.evaluate import show_evaluation
+from attemper.lab.cli.options import Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
+from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.evaluation.suites import parse_suites
+from attemper.lab.tracking import Follower, check_trackers, follow
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.recipe import as_methods, render
+
+if TYPE_CHECKING:
+    from attemper.lab.training.ranks import Ranks
+
+__all__ = ["Train"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one model with one recipe, and tell what it reached.
+
+    The epoch is chosen on validation, and the test set is read once, at the end. With --folder the run can be stopped
+    and goes on where it was; its result is then written there as result.json, and the weights of the chosen epoch as
+    model.safetensors, which 'attemper evaluate' reads.
+
+    Examples
+      attemper train
+      attemper train --recipe "dropkey(0.1) + cb" --seed 3 --epochs 30
+      attemper train --task cifar10 --model vit-cifar --precision bfloat16 --folder runs/one --track tensorboard
+      torchrun --nproc-per-node 4 -m attemper train --task cifar10 --model vit-small --batch-size 512
+    """
+
+    task: str = "digits"
+    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
+    model: str = "vit-digits"
+    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    recipe: str = "none"
+    """Such as "dropkey(0.1, schedule=decreasing) + cb"."""
+    seed: int = 0
+    """Of the split, the initial weights, the order of batches and every draw."""
+    budget: Budget = field(default_factory=Budget)
+    folder: Writable = None
+    """Where checkpoints, the result and the weights go; otherwise nothing is written."""
+    probe_every: Number = None
+    """Look at attention every so many steps; what is seen goes into the result."""
+    evaluate: Suites = ""
+    track: Trackers = ()
+    data: Data = None
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    parallel: Parallel = None
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.training import joined
+
+        with joined(self.parallel) as ranks:
+            self._train(ranks)
+        return 0
+
+    def _train(self, ranks: Ranks) -> None:
+        from attemper.lab.study.files import translated, write_whole
+        from attemper.lab.tasks import open_task
+        from attemper.lab.training import check_run, run, settled
+
+        where = console(json=self.json, quiet=not ranks.main)
+        check_trackers(self.track)
+        if self.track and self.folder is None:
+            raise ParameterError(f"--track {' '.join(self.track)} needs a place for its files: give a --folder.")
+        task = open_task(self.task, self.data)
+        recipe = render(as_methods(self.recipe))
+        suites = tuple(suite.text for suite in parse_suites(self.evaluate)) if self.evaluate else ()
+        spec = RunSpec(
+            task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
+        )
+        check_run(spec, task)
+        spec = settled(spec, task)
+        if self.folder is not None and ranks.main:
+            with translated(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+            line = bar.add_task(recipe, total=1.0, told="")
+
+            def progress(event: dict[str, Any]) -> None:
+                if "warning" in event:
+                    say(where, f"note: {event['warning']}")
+                done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
+                bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
+
+                follower.progress(event)
+
+            with self._follow(spec, spec.key(task.fingerprint), where, ranks) as follower:
+                result = run(
+                    spec,
+                    task,
+                    folder=self.folder,
+                    progress=progress,
+                    device=self.device,
+                    probe_every=self.probe_every,
+                )
+                follower.result(result)
+        if not ranks.main:
+            return
+        if self.folder is not None:
+            path = self.folder / "result.json"
+            with translated(path):
+                write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
+        self._show(result, where)
+
+    def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
+        folder = self.folder or Path()
+        return follow(
+            self.track if ranks.main else (),
+            spec,
+            key=key,
+            project=folder.absolute().name,
+            name=f"{spec.recipe}, seed {spec.seed}",
+            folder=folder,
+            say=lambda text: say(where, text),
+        )
+
+    def _show(self, result: dict[str, Any], where: Any) -> None:
+        metric = result["metric"]
+        parts = ", ".join(f"{part} {100 * result[part][metric]:.2f} %" for part in ("train", "validation", "test"))
+        timing = result["timing"]
+        say(where, f"{result['spec']['recipe']}: {metric} {parts}, at epoch {result['chosen_epoch']}")
+        if result["status"] == "diverged":
+            say(where, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
+        say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} samples/s")
+        if "evaluation" in result:
+            show_evaluation(where, {"spec": result["spec"], **result["evaluation"]})
+        if self.json:
+            print_json(result)

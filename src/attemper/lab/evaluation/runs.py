@@ -1,0 +1,121 @@
+"""Evaluating runs: at their end, on the one reading of the test set, or later from their folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper.errors import ParameterError
+from attemper.lab.evaluation.measure import evaluate, gap
+from attemper.lab.models import build_model
+from attemper.lab.tasks import DataError, open_task
+from attemper.lab.tasks.base import InputShape, Task
+from attemper.lab.tasks.source import Source
+from attemper.lab.training.checkpoint import DamagedError
+from attemper.lab.training.data import RunData
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.validation import Metrics
+from attemper.lab.training.weights import WEIGHTS, load_weights
+
+__all__ = ["FinishedRun", "examine", "load_run", "normalisation"]
+
+
+def normalisation(task: Task) -> Callable[[Tensor], Tensor]:
+    """From pixels in [0, 1] to what the task's models take."""
+    return lambda pixels: task.to_input(255 * pixels)
+
+
+def examine(
+    learner: Learner,
+    task: Task,
+    source: Source,
+    spec: RunSpec,
+    train: Metrics,
+    tell: Callable[[], None],
+) -> tuple[Metrics, dict[str, Any]]:
+    """The metrics that every run has, and the suites of this one, from one reading of the source.
+
+    train: the metrics on the training images. tell: called now and then, so that the run can be stopped.
+    """
+    with learner.evaluating() as model:
+        found = evaluate(
+            model,
+            source,
+            normalise=normalisation(task),
+            suites=spec.evaluate,
+            seed=spec.seed,
+            progress=lambda share: tell(),
+        )
+    found["gap"] = gap({"accuracy": train["accuracy"], "nll": train["loss"]}, found)
+    return {"accuracy": found["accuracy"], "loss": found["nll"]}, found
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run left behind, ready to be evaluated."""
+
+    spec: RunSpec
+    task: Task
+    model: nn.Module
+    """Tempered with the run's recipe, with the chosen weights, in eval mode."""
+
+    @property
+    def images(self) -> InputShape:
+        """The images that the model takes; a run on anything else cannot be evaluated here."""
+        shape = self.task.shape
+        if not isinstance(shape, InputShape):
+            raise ParameterError(f"'{self.task.name}' has no images; only runs on images are evaluated.")
+        return shape
+
+    @property
+    def normalise(self) -> Callable[[Tensor], Tensor]:
+        return normalisation(self.task)
+
+    def training_part(self) -> Source:
+        """The training images that the generalisation gap is measured on, the same as in the run itself."""
+        device = next(self.model.parameters()).device
+        return RunData(self.spec, self.task, device).measured_train()
+
+
+def load_run(folder: str | Path, *, root: Path | None = None, device: torch.device | str | None = None) -> FinishedRun:
+    """The model of a finished run, from the folder that was given to `attemper train`.
+
+    root: where this machine keeps its data; it must be the data that the run saw.
+    """
+    folder = Path(folder)
+    weights, spec, fingerprint = load_weights(folder)
+    task = open_task(spec.task, root)
+    if task.fingerprint != fingerprint:
+        raise DataError(
+            f"The data of {spec.task} is not what the run in '{folder}' was trained on (its fingerprint was "
+            f"{fingerprint} and is {task.fingerprint})."
+        )
+    model = build_model(spec.model, task.shape)
+    attemper.apply(model, spec.recipe)
+    _fill(model, weights, folder / WEIGHTS, spec)
+    return FinishedRun(spec, task, model.to(device or "cpu").eval())
+
+
+def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path, spec: RunSpec) -> None:
+    """Load weights; those of another model are refused by name and shape."""
+    own = model.state_dict()
+    wrong = [f"'{name}' is missing" for name in own if name not in weights]
+    wrong += [f"'{name}' is not in the model" for name in weights if name not in own]
+    wrong += [
+        f"'{name}' is {tuple(weights[name].shape)} and must be {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in weights and weights[name].shape != value.shape
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise DamagedError(
+            f"The weights '{path}' are not those of {spec.model} with '{spec.recipe}': {wrong[0]}{more}."
+        )
+    model.load_state_dict(dict(weights))

@@ -1,0 +1,117 @@
+"""Models of timm and Transformers, built for a task's inputs: untrained and without any download, unless asked for."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from attemper.errors import ParameterError, suggestion
+from attemper.lab.tasks.base import InputShape
+
+__all__ = ["from_timm", "from_transformers"]
+
+
+def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrained: bool = False) -> nn.Module:
+    """`timm.create_model` with the task's channels and classes, and with its image size where the model wants one.
+
+    pretrained: with timm's weights, which must have been trained for as many classes as the task has.
+    """
+    import timm
+
+    if not timm.is_model(name):
+        raise ParameterError(f"timm has no model '{name}'.{suggestion(name, timm.list_models())}")
+    if "pretrained" in options:
+        raise ParameterError(
+            f"timm's {name} has no option 'pretrained' here: training starts from untrained models. Only a teacher "
+            "has it, one without teacher_weights."
+        )
+    given: dict[str, Any] = {"in_chans": shape.channels, "num_classes": shape.classes, **options}
+    if pretrained:
+        _check_trained(name, shape)
+        given["pretrained"] = True
+    try:
+        try:
+            return _timm(name, img_size=(shape.height, shape.width), **given)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return _timm(name, **given)  # a network for images of any size
+    except ParameterError:
+        raise
+    except TypeError as error:
+        word = str(error).rpartition(" ")[2].strip("'")
+        if word not in options:
+            raise
+        known = inspect.signature(type(timm.create_model(name)).__init__).parameters
+        raise ParameterError(f"timm's {name} has no option '{word}'.{suggestion(word, known)}") from None
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise ParameterError(
+            f"timm could not build {name} for images of {shape.height} × {shape.width} with {options}: {error}"
+        ) from error
+
+
+def _timm(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
+    import timm
+
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    except TypeError:
+        raise  # an option that there is not
+    except Exception as error:  # without a network, the hub's client fails in many ways
+        if not pretrained:
+            raise
+        why = str(error).rstrip(".")
+        raise ParameterError(
+            f"The trained weights of timm's {name} could not be had: {why}. They are downloaded when they are first "
+            "asked for. Do that on a machine with a network and bring its cache along (the variable HF_HOME), or give "
+            "the weights as a safetensors file."
+        ) from error
+    return model
+
+
+def _check_trained(name: str, shape: InputShape) -> None:
+    """Raise unless timm has weights for as many classes; for another number it would draw the last layer at random."""
+    import timm
+
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # a tag that there is not
+        config = None
+    if config is None or not config.has_weights:
+        known = timm.list_pretrained(f"{name.partition('.')[0]}*")
+        raise ParameterError(
+            f"timm has no trained weights of {name}. It has: {', '.join(known) or 'none of its kind'}."
+        )
+    if config.num_classes != shape.classes:
+        raise ParameterError(
+            f"The trained weights of timm's {name} tell {config.num_classes} classes apart, and the task has "
+            f"{shape.classes}."
+        )
+
+
+def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> nn.Module:
+    """Transformers' image classifier of a model type such as 'vit': its default configuration, changed by options."""
+    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
+    if kind not in KNOWN:
+        raise ParameterError(
+            f"Transformers has no image classifier of the model type '{kind}'.{suggestion(kind, KNOWN)} "
+            f"There are: {', '.join(sorted(KNOWN))}."
+        )
+    default = AutoConfig.for_model(kind)
+    attributes = default.to_dict()
+    for option in options:
+        if option not in attributes:
+            raise ParameterError(f"The configuration of '{kind}' has no '{option}'.{suggestion(option, attributes)}")
+    side: Any = shape.height if shape.height == shape.width else (shape.height, shape.width)
+    ours = {"image_size": side, "num_channels": shape.channels}
+    given = {**{key: value for key, value in ours.items() if key in attributes}, **options}
+    try:
+        config = AutoConfig.for_model(kind, num_labels=shape.classes, **given)
+        model: nn.Module = AutoModelForImageClassification.from_config(config)
+    except Exception as error:  # configurations check themselves, each in its own way
+        raise ParameterError(f"Transformers could not build '{kind}' with {given}: {error}") from error
+    return model

@@ -1,0 +1,115 @@
+"""From the text that names a model to the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from attemper.errors import ParameterError, suggestion
+from attemper.lab.call_syntax import check_options, parse_call
+from attemper.lab.models.convmixer import convmixer
+from attemper.lab.models.encoder import encoder
+from attemper.lab.models.libraries import from_timm, from_transformers
+from attemper.lab.models.translation import seq2seq
+from attemper.lab.models.vit import vit, vit_digits
+from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
+from attemper.lab.tasks.text import TextShape
+
+__all__ = ["build_model", "list_models"]
+
+Fitting = TypeVar("Fitting")
+
+OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
+    "vit-digits": (
+        vit_digits,
+        InputShape,
+        "4 blocks, width 32, 4 heads, 2 × 2 patches: learns 8 × 8 digits in seconds",
+    ),
+    "vit-cifar": (
+        functools.partial(vit, width=384, depth=7, heads=12, mlp=384),
+        InputShape,
+        "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout",
+    ),
+    "vit-tiny": (
+        functools.partial(vit, width=192, depth=12, heads=3, mlp=768),
+        InputShape,
+        "ViT-Ti for small images: 12 blocks, width 192, 3 heads",
+    ),
+    "vit-small": (
+        functools.partial(vit, width=384, depth=12, heads=6, mlp=1536),
+        InputShape,
+        "ViT-S for small images: 12 blocks, width 384, 6 heads",
+    ),
+    "vit-base": (
+        functools.partial(vit, width=768, depth=12, heads=12, mlp=3072),
+        InputShape,
+        "ViT-B for small images: 12 blocks, width 768, 12 heads",
+    ),
+    "convmixer": (
+        convmixer,
+        InputShape,
+        "no attention at all; its two kinds of skip connection can be left out",
+    ),
+    "encoder": (
+        encoder,
+        SequenceShape,
+        "for sequences of features: 2 blocks, width 256, 8 heads, class token first or last",
+    ),
+    "encoder-thumos": (
+        functools.partial(encoder, width=1024, token="last"),
+        SequenceShape,
+        "2 blocks, width 1024, 8 heads, class token last: the THUMOS14 model of explicit dropout",
+    ),
+    "seq2seq": (
+        seq2seq,
+        TextShape,
+        "encoder and decoder for translation: 6 layers each, width 512, 8 heads",
+    ),
+}
+
+LIBRARIES = {
+    "timm:NAME": "any model of timm, such as timm:vit_tiny_patch16_224(patch_size=4)",
+    "hf:TYPE": "an image classifier of Transformers by model type, such as hf:vit(patch_size=4, num_hidden_layers=6)",
+}
+
+
+def list_models() -> dict[str, str]:
+    """Every model's name, with a line about it."""
+    return {**{name: line for name, (_, _, line) in OWN.items()}, **LIBRARIES}
+
+
+def build_model(text: str, shape: Shape) -> nn.Module:
+    """A new model for inputs of a shape; its weights come from torch's generator.
+
+    text: a name of `list_models()`, with options in call form.
+
+    >>> shape = InputShape(channels=1, height=8, width=8, classes=10)
+    >>> model = build_model("vit-digits(depth=2)", shape)
+    >>> len(model.blocks)
+    2
+    """
+    name, options = parse_call(text)
+    library, _, rest = name.partition(":")
+    if library == "timm" and rest:
+        return from_timm(rest, _fitting(text, shape, InputShape), options)
+    if library == "hf" and rest:
+        return from_transformers(rest, _fitting(text, shape, InputShape), options)
+    if name not in OWN:
+        known = list_models()
+        raise ParameterError(f"There is no model '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")
+    builder, takes, _ = OWN[name]
+    check_options(text, builder, options, given=("shape",))
+    return builder(_fitting(text, shape, takes), **options)
+
+
+def _fitting(model: str, shape: Shape, takes: type[Fitting]) -> Fitting:
+    """The shape, if the model takes such inputs."""
+    if isinstance(shape, takes):
+        return shape
+    others = [name for name, (_, kind, _) in OWN.items() if isinstance(shape, kind)]
+    raise ParameterError(
+        f"'{model}' does not take inputs of {shape}. These models do: {', '.join(others) or 'none yet'}."
+    )

@@ -1,0 +1,154 @@
+"""The page of a diagnosis: heat maps of block × head, curves over blocks, the table, and pictures over images."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+from attemper.lab.report.charts import Axis, Curve, legend, lines
+from attemper.lab.report.heat import heat_map
+from attemper.lab.report.markup import Cell, Column, data_block, escape, table
+from attemper.lab.report.page import Section, page
+from attemper.lab.report.scale import finite
+from attemper.probes.table import BLOW_UP, COLLAPSE, HEAD_COLUMNS, HeadRow, Table, figure
+from attemper.probes.tokens import PLACES
+
+__all__ = ["HEATS", "by_block", "make_page"]
+
+HEATS = {
+    "normalised": ("Entropy, as a share of its maximum", "1 is the same weight for every key, 0 a single key."),
+    "distance": ("Mean attention distance, in patches", "Small is local."),
+    "logit_max": ("Largest |logit|", f"Above {BLOW_UP:g} it is flagged."),
+    "q_norm": ("Mean length of queries", ""),
+    "k_norm": ("Mean length of keys", ""),
+}
+"""Which columns are drawn block by head: title, and how to read it."""
+
+
+def by_block(rows: Sequence[HeadRow], name: str) -> tuple[list[str], list[list[float | None]]]:
+    """Labels of attentions and, for each, one column of its heads."""
+    sites = list(dict.fromkeys((row.block, row.site) for row in rows))
+    blocks = [block for block, _ in sites]
+    labels = [
+        str(b) if blocks.count(b) == 1 else f"{b} {'abcdefgh'[blocks[:at].count(b)]}" for at, b in enumerate(blocks)
+    ]
+    return labels, [[finite(getattr(row, name)) for row in rows if row.site == site] for _, site in sites]
+
+
+def make_page(
+    found: Table, *, title: str, about: Sequence[str] = (), pictures: Mapping[str, bytes] | None = None
+) -> str:
+    """One self-contained HTML page.
+
+    about: lines below the title. pictures: PNGs by caption.
+    """
+    sections = [_flags(found)] if found.heads else []
+    if found.heads:
+        sections.append(_heats(found))
+    if found.tokens:
+        sections.append(_tokens(found))
+    if pictures:
+        sections.append(_pictures(pictures))
+    sections += _tables(found)
+    head = "".join(f"<p>{escape(line)}</p>" for line in about)
+    head += "".join(f'<p class="notice">{escape(note)}</p>' for note in found.notes)
+    return page(title, sections, head=head + data_block("diagnosis", found.to_dict()), kicker="Attemper · diagnosis")
+
+
+def _flags(found: Table) -> Section:
+    if not found.flags:
+        body = "<p>No head has collapsed, and no logits have blown up.</p>"
+    else:
+        body = f"<ul>{''.join(f'<li>{escape(flag)}</li>' for flag in found.flags)}</ul>"
+    return Section(
+        heading="Flags",
+        lead=f"Entropy below {COLLAPSE:g} of its maximum is a collapse; a |logit| above {BLOW_UP:g} is a blow-up.",
+        body=body,
+    )
+
+
+def _heats(found: Table) -> Section:
+    drawn = []
+    for name, (title, note) in HEATS.items():
+        labels, values = by_block(found.heads, name)
+        if any(value is not None for row in values for value in row):
+            drawn.append(heat_map(values, title=title, rows=labels, note=note))
+    lead = "One cell per head; block 0 is nearest to the input. Point at a cell to read its number."
+    return Section(heading="Heads", lead=lead, body=f'<div class="pair">{"".join(drawn)}</div>')
+
+
+def _tokens(found: Table) -> Section:
+    panels = []
+    for name, title, label, log in (
+        ("condition", "Condition number of the tokens", "κ", True),
+        ("effective_rank", "Effective rank", "rank", False),
+        ("similarity", "Similarity of two tokens", "mean cosine", False),
+    ):
+        curves = [
+            Curve(
+                label=place,
+                series=at,
+                x=[row.block for row in found.tokens if row.place == place],
+                y=[finite(getattr(row, name)) for row in found.tokens if row.place == place],
+            )
+            for at, place in enumerate(PLACES)
+        ]
+        panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label=label, log=log), digits=4))
+    if found.jacobians:
+        curves = [
+            Curve(
+                label=place,
+                series=PLACES.index(place),
+                x=[row.block for row in found.jacobians if row.place == place],
+                y=[finite(row.condition) for row in found.jacobians if row.place == place],
+            )
+            for place in dict.fromkeys(row.place for row in found.jacobians)
+        ]
+        title = "Condition number of attention's Jacobian"
+        panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label="κ", log=True), digits=4))
+    names = legend([(place, at) for at, place in enumerate(PLACES)], switches=True)
+    return Section(
+        heading="Tokens through the blocks",
+        lead=(
+            "At the input of every block, behind attention before and after the skip is added, and at the block's end. "
+            "Tokens that grow alike have a high similarity and a low rank."
+        ),
+        body=f'<div data-group>{names}<div class="panels">{"".join(panels)}</div></div>',
+    )
+
+
+def _pictures(pictures: Mapping[str, bytes]) -> Section:
+    shown = "".join(
+        f'<figure class="chart"><figcaption>{escape(caption)}</figcaption><div class="scroll">'
+        f'<img alt="{escape(caption)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></div></figure>'
+        for caption, png in pictures.items()
+    )
+    return Section(heading="Where attention looks", lead="Brighter patches get more weight.", body=shown)
+
+
+def _tables(found: Table) -> list[Section]:
+    sections = []
+    if found.heads:
+        shown = [name for name in HEAD_COLUMNS if any(getattr(row, name) is not None for row in found.heads)]
+        columns = [Column("attention"), Column("head", numeric=True, rising=True)]
+        columns += [Column(HEAD_COLUMNS[name], numeric=True) for name in shown]
+        rows = [
+            [
+                Cell(f"{row.block} · {escape(row.site)}", row.block),
+                Cell(str(row.head), row.head),
+                *(Cell(figure(getattr(row, name)), finite(getattr(row, name))) for name in shown),
+            ]
+            for row in found.heads
+        ]
+        sections.append(Section(heading="Every head", body=table(columns, rows, caption="Every head", sortable=True)))
+    if found.tokens:
+        columns = [Column("block and place"), *(Column(t, numeric=True) for t in ("κ", "effective rank", "similarity"))]
+        rows = [
+            [
+                Cell(f"{row.block} · {escape(row.place)}", row.block),
+                *(Cell(figure(v), finite(v)) for v in (row.condition, row.effective_rank, row.similarity)),
+            ]
+            for row in found.tokens
+        ]
+        sections.append(Section(heading="Every place", body=table(columns, rows, caption="Every place", sortable=True)))
+    return sections

@@ -1,0 +1,198 @@
+"""Pictures as PNG, drawn with Pillow: heat maps of block × head, curves over blocks, attention over an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attemper.lab.report.scale import make_scale, number
+from attemper.probes.pictures import Look
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["beside", "colours", "curves", "heat_map", "looks_sheet", "overlay"]
+
+# Dark blue over green to yellow, light growing evenly: larger is lighter, in print and for every eye.
+RAMP = np.array(
+    [[35, 20, 75], [52, 60, 120], [42, 98, 135], [32, 130, 135], [55, 162, 118], [130, 190, 80], [235, 222, 70]],
+    dtype=float,
+)
+INK, SOFT, FAINT, PAPER, EMPTY = (28, 33, 40), (87, 96, 108), (225, 228, 232), (255, 255, 255), (236, 238, 240)
+SERIES = ((75, 85, 99), (27, 78, 194), (196, 69, 41), (23, 128, 96), (166, 78, 161), (210, 119, 12), (43, 144, 239))
+"""The colours of the page's style sheet, in its order."""
+
+
+def colours(values: np.ndarray) -> np.ndarray:
+    """uint8 (…, 3) for numbers from 0 to 1."""
+    place = np.clip(values, 0.0, 1.0) * (len(RAMP) - 1)
+    low = np.minimum(place.astype(int), len(RAMP) - 2)
+    part = (place - low)[..., None]
+    mixed: np.ndarray = (RAMP[low] * (1 - part) + RAMP[low + 1] * part).round().astype(np.uint8)
+    return mixed
+
+
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
+
+
+def _text(draw: Any, place: tuple[float, float], text: str, colour: Any, size: int = 13, anchor: str = "la") -> None:
+    """Text in Pillow's own font, which has no Greek letters."""
+    draw.text(place, text.replace("κ", "kappa").replace("ε", "eps"), colour, _font(size), anchor=anchor)
+
+
+def _canvas(width: int, height: int) -> tuple[Image, Any]:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (width, height), PAPER)
+    return image, ImageDraw.Draw(image)
+
+
+# ----------------------------------------------------------------------------------------------------------- heat maps
+def heat_map(
+    values: Sequence[Sequence[float | None]], *, title: str, rows: Sequence[str], x: str = "head", y: str = "block"
+) -> Image:
+    """A cell per number, rows from top to bottom, with a scale at the right. None leaves its cell empty."""
+    known = [v for row in values for v in row if v is not None and math.isfinite(v)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    spread = high - low or 1.0
+    columns = max((len(row) for row in values), default=0)
+    side = max(18, min(44, 640 // max(columns, 1)))
+    label = max((round(_font(13).getlength(name)) for name in rows), default=0)
+    left, top = 34 + label, 66
+    wide = max(left + columns * side + 100, 320)
+    image, draw = _canvas(wide, top + max(len(values), 1) * side + 42)
+    _text(draw, (14, 12), title, INK, 17)
+    _text(draw, (14, 40), y, SOFT)
+    for at, row in enumerate(values):
+        up = top + at * side
+        _text(draw, (left - 10, up + side / 2), rows[at], SOFT, anchor="rm")
+        for head, value in enumerate(row):
+            box = (left + head * side, up, left + (head + 1) * side - 2, up + side - 2)
+            if value is None or not math.isfinite(value):
+                draw.rectangle(box, EMPTY)
+            else:
+                draw.rectangle(box, tuple(colours(np.array((value - low) / spread)).tolist()))
+    bottom = top + len(values) * side
+    for head in range(0, columns, max(1, math.ceil(columns / 16))):
+        _text(draw, (left + (head + 0.5) * side - 1, bottom + 4), str(head), SOFT, anchor="mt")
+    _text(draw, (left + columns * side / 2, bottom + 22), x, SOFT, anchor="mt")
+    _scale_bar(draw, left + columns * side + 18, top, max(len(values) * side - 2, 60), low, high)
+    return image
+
+
+def _scale_bar(draw: Any, left: int, top: int, tall: int, low: float, high: float) -> None:
+    for at in range(tall):
+        shade = tuple(colours(np.array(1 - at / max(tall - 1, 1))).tolist())
+        draw.line((left, top + at, left + 12, top + at), shade)
+    _text(draw, (left + 18, top), number(high, significant=3), SOFT, anchor="lt")
+    _text(draw, (left + 18, top + tall), number(low, significant=3), SOFT, anchor="lb")
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+def curves(
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    y: str,
+    x: str = "block",
+    log: bool = False,
+) -> Image:
+    """Lines over blocks, each with its name."""
+    where = list(range(max((len(values) for values in lines.values()), default=0)))
+    up = make_scale([value for values in lines.values() for value in values], log=log)
+    across = make_scale(where, count=8, margin=0.02)
+    left, top, wide, tall = 72, 66, 520, 260
+    names = max((round(_font(13).getlength(name)) for name in lines), default=0)
+    image, draw = _canvas(left + wide + names + 50, top + tall + 56)
+    _text(draw, (14, 12), title, INK, 17)
+    _text(draw, (14, 40), y, SOFT)
+    for tick in up.ticks:
+        level = top + tall - up.at(tick) * tall
+        draw.line((left, level, left + wide, level), FAINT)
+        _text(draw, (left - 8, level), up.label(tick), SOFT, anchor="rm")
+    for tick in where[:: max(1, math.ceil(len(where) / 16))]:
+        _text(draw, (left + across.at(tick) * wide, top + tall + 6), number(tick), SOFT, anchor="mt")
+    _text(draw, (left + wide / 2, top + tall + 28), x, SOFT, anchor="mt")
+    ends: dict[str, float] = {}
+    for at, (name, values) in enumerate(lines.items()):
+        points = [
+            (left + across.at(where[i]) * wide, top + tall - up.at(v) * tall)
+            for i, v in enumerate(values)
+            if v is not None and math.isfinite(v)
+        ]
+        for px, py in points:
+            draw.ellipse((px - 3, py - 3, px + 3, py + 3), SERIES[at % len(SERIES)])
+        if points:
+            draw.line(points, SERIES[at % len(SERIES)], 2)
+            ends[name] = points[-1][1]
+    order = list(lines)
+    for name, level in _apart(ends, 16, top + tall).items():
+        _text(draw, (left + wide + 12, level), name, SERIES[order.index(name) % len(SERIES)], anchor="lm")
+    return image
+
+
+def _apart(levels: Mapping[str, float], gap: float, bottom: float) -> dict[str, float]:
+    """Places for names near these levels, so far apart that they can be read, and none below the bottom."""
+    placed: dict[str, float] = {}
+    level = -math.inf
+    for name in sorted(levels, key=lambda name: levels[name]):
+        level = placed[name] = max(levels[name], level + gap)
+    for name in reversed(placed):
+        placed[name] = bottom = min(placed[name], bottom)
+        bottom -= gap
+    return placed
+
+
+# ------------------------------------------------------------------------------------------------------ over an image
+def overlay(image: Tensor, weights: Tensor, side: int = 160, top: float | None = None) -> Image:
+    """Attention over the image that it was computed from: the more of it, the more of the image is seen.
+
+    image: uint8 (3 or 1, H, W). weights: (rows, columns) of the patches. top: the weight that is drawn brightest.
+    """
+    from PIL import Image as Pillow
+
+    pixels = image.expand(3, -1, -1) if image.shape[0] == 1 else image
+    below = Pillow.fromarray(pixels.permute(1, 2, 0).cpu().numpy()).resize((side, side), Pillow.Resampling.BICUBIC)
+    share = (weights.double() / (top or float(weights.max()) or 1.0)).clamp(0, 1)
+    smooth = torch.nn.functional.interpolate(share[None, None], (side, side), mode="bilinear")[0, 0].numpy()
+    photo, heat = np.asarray(below, dtype=float), colours(smooth).astype(float)
+    strength = (0.25 + 0.5 * smooth)[..., None]
+    mixed = photo * (1 - strength) + heat * strength
+    return Pillow.fromarray(mixed.round().astype(np.uint8))
+
+
+def looks_sheet(image: Tensor, looks: Sequence[Look], *, title: str, side: int = 96) -> Image:
+    """One picture per block and head, blocks from top to bottom; within a block, one scale for all heads."""
+    heads = max(look.weights.shape[0] for look in looks)
+    left, top = 66, 60
+    sheet, draw = _canvas(max(left + heads * (side + 4) + 12, 360), top + len(looks) * (side + 4) + 12)
+    _text(draw, (14, 10), title, INK, 17)
+    for head in range(heads):
+        _text(draw, (left + head * (side + 4) + side / 2, 40), f"head {head}", SOFT, anchor="mt")
+    for at, look in enumerate(looks):
+        up = top + at * (side + 4)
+        _text(draw, (left - 8, up + side / 2), f"block {look.block}", SOFT, anchor="rm")
+        for head, weights in enumerate(look.weights):
+            sheet.paste(overlay(image, weights, side, float(look.weights.max())), (left + head * (side + 4), up))
+    return sheet
+
+
+def beside(pictures: Mapping[str, Image]) -> Image:
+    """Pictures side by side, each under its name: recipe beside recipe."""
+    gap = 16
+    wide = sum(picture.width for picture in pictures.values()) + gap * (len(pictures) + 1)
+    sheet, draw = _canvas(wide, max(picture.height for picture in pictures.values()) + 52)
+    left = gap
+    for name, picture in pictures.items():
+        _text(draw, (left, 14), name, INK, 15)
+        sheet.paste(picture, (left, 40))
+        left += picture.width + gap
+    return sheet

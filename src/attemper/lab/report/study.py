@@ -1,0 +1,105 @@
+"""The page of a study: what was compared, the verdict, the table, the charts, and how to get all of it again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from attemper.lab.report import confusion, evaluation
+from attemper.lab.report import probe_curves as probes
+from attemper.lab.report import study_charts as figures
+from attemper.lab.report import study_tables as tables
+from attemper.lab.report.entries import Entry, entries
+from attemper.lab.report.markup import data_block, escape
+from attemper.lab.report.page import page
+from attemper.lab.report.scale import number
+from attemper.lab.training.spec import Budget
+
+__all__ = ["render"]
+
+
+def render(summary: Mapping[str, Any]) -> str:
+    """One self-contained HTML page about a study, from what `attemper.lab.study.summarise` says about it.
+
+    It needs no network, holds its own style and script, and is the same text for the same summary. Runs that are
+    missing or have diverged, single seeds and unknown costs are shown as what they are.
+    """
+    ranked = entries(summary)
+    metric = str(summary.get("metric") or "accuracy")
+    sections = [
+        tables.results(ranked, metric, float(summary.get("confidence") or 0.95)),
+        figures.accuracy(ranked, metric, float(summary.get("confidence") or 0.95)),
+        confusion.classes(ranked),
+        figures.curves(ranked, metric),
+        probes.attention(ranked),
+        figures.gap(ranked, metric),
+        evaluation.calibration(ranked),
+        evaluation.robustness(ranked),
+        figures.cost(ranked, metric),
+        figures.published(ranked, metric),
+        figures.rates(ranked),
+        tables.configurations(ranked, metric),
+        tables.reproduce(summary),
+    ]
+    title = str(summary.get("title") or "A study")
+    data = {key: value for key, value in summary.items() if key != "recipes"}
+    # The curves are in the charts and in the study's own files; without them the data stay small.
+    data["recipes"] = [{k: v for k, v in entry.raw.items() if k not in ("curves", "probes")} for entry in ranked]
+    head = _verdict(summary) + _notices(ranked, summary) + _facts(ranked, summary) + data_block("summary", data)
+    shown = [section for section in sections if section is not None]
+    return page(title, shown, head=head, kicker="Attemper · comparison")
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    verdict = summary.get("verdict")
+    return f'<p class="verdict">{escape(verdict)}</p>' if verdict else ""
+
+
+def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
+    notices = []
+    missing = sum(entry.missing for entry in ranked)
+    if not ranked:
+        notices.append("There are no recipes in this study yet.")
+    elif missing or not summary.get("complete", True):
+        runs = f"{missing} {'run is' if missing == 1 else 'runs are'} missing" if missing else "some runs are missing"
+        notices.append(f"This study is not complete: {runs}. What is below may change.")
+    diverged = [f"{entry.name} ({entry.diverged})" for entry in ranked if entry.diverged]
+    if diverged:
+        notices.append(f"Runs that diverged, with the number of them: {', '.join(diverged)}.")
+    if ranked and max(len(entry.test) for entry in ranked) == 1:
+        notices.append("One seed only: without a second one, nothing can be said about uncertainty.")
+    notices += [str(note) for note in summary.get("notes") or ()]
+    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
+
+
+def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
+    plan = summary.get("plan") or {}
+    seeds = sorted({seed for entry in ranked for seed in entry.seeds})
+    sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
+    facts = {
+        "Task": plan.get("task"),
+        "Model": plan.get("model"),
+        "Parameters": " – ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
+        "Recipes": len(ranked) or None,
+        "Seeds": len(seeds) or None,
+        "Budget": _budget(plan.get("budget") or {}) or None,
+    }
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in facts.items()
+        if value is not None
+    )
+    return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _budget(given: Mapping[str, Any]) -> str:
+    """Epochs and batch size, and of the rest what is not as usual."""
+    usual = {field.name: field.default for field in dataclasses.fields(Budget)}
+    told = {
+        name: value
+        for name, value in given.items()
+        if name in ("epochs", "batch_size") or name not in usual or value != usual[name]
+    }
+    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in told.items())
+    return ", ".join(words)

@@ -1,0 +1,322 @@
+"""The parts of a study's page that are charts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attemper.lab.report.charts import Axis, Bar, Curve, Point, Row, bars, dots, legend, lines, scatter
+from attemper.lab.report.entries import Entry, percent
+from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.page import Section
+from attemper.lab.report.scale import finite, number, signed
+
+__all__ = ["accuracy", "cost", "curves", "gap", "published", "rates"]
+
+MOST_POINTS = 60
+"""Of a learning curve: more cannot be told apart at the size of a panel."""
+SHOWN_AT_FIRST = 8
+"""Learning curves in a study of many recipes; the others wait for their button."""
+FOCUS = 0.2
+"""The part of training that the axes of learning curves need not fit: what matters comes later, and is much closer."""
+
+
+def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section:
+    """The metric with intervals, and beside it the paired differences, recipe by recipe in the same order."""
+    sure = f"{100 * confidence:g} %"
+    rows = []
+    for entry in ranked:
+        low, high = _interval(entry.test, confidence)
+        singles = [(value, f"{entry.name}, seed {seed}: {number(value, 2)} %") for seed, value in entry.by_seed("test")]
+        rows.append(
+            Row(
+                label=entry.name,
+                series=entry.series,
+                value=entry.mean,
+                low=low,
+                high=high,
+                points=singles,
+                note=_spread(entry.mean, entry.deviation),
+            )
+        )
+    levels = dots(
+        rows,
+        title=f"Test {metric}",
+        axis=Axis(label=f"test {metric}, %"),
+        note=f"Mean, its {sure} interval, and every seed below it.",
+    )
+    return Section(
+        heading=metric.capitalize() if metric.islower() else metric,
+        lead=(
+            "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
+            "means overlap. Bars that reach the edge go on beyond it."
+        ),
+        body=f'<div class="pair">{levels}{_differences(ranked, sure)}</div>',
+    )
+
+
+def _differences(ranked: Sequence[Entry], sure: str) -> str:
+    rows = []
+    for entry in ranked:
+        given = entry.difference or {}
+        mean, low, high = given.get("mean"), given.get("low"), given.get("high")
+        rows.append(
+            Row(
+                label=entry.name,
+                series=entry.series,
+                value=0.0 if entry.baseline and entry.mean is not None else mean,
+                low=low,
+                high=high,
+                note="baseline" if entry.baseline else "–" if mean is None else signed(mean),
+            )
+        )
+    if all(entry.difference is None for entry in ranked):
+        rows = []
+    return dots(
+        rows,
+        title="Paired difference to none",
+        axis=Axis(label="points", rule=0.0),
+        note=f"Mean over seeds and its {sure} interval. Right of the line is better.",
+    )
+
+
+def _interval(values: Sequence[float], confidence: float) -> tuple[float | None, float | None]:
+    """Student's interval of the mean; none with fewer than two values."""
+    if len(values) < 2:
+        return None, None
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def _spread(mean: float | None, deviation: float | None) -> str:
+    return number(mean, 2) if mean is None or deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
+
+
+# ----------------------------------------------------------------------------------------------------- learning curves
+def curves(ranked: Sequence[Entry], metric: str) -> Section | None:
+    """How training went: one panel per quantity, a line and a band per recipe."""
+    panels: list[tuple[str, str, Callable[[Mapping[str, Any]], float | None], bool]] = [
+        (f"Validation {metric}", "%", lambda at: percent((at.get("validation") or {}).get(metric)), False),
+        ("Validation loss", "loss", lambda at: finite((at.get("validation") or {}).get("loss")), True),
+        ("Training accuracy", "%", lambda at: percent(at.get("train_accuracy")), False),
+        ("Training loss", "loss", lambda at: finite(at.get("train_loss")), True),
+        ("Penalty in the loss", "penalty", lambda at: finite(at.get("penalty")) or None, True),
+    ]
+    drawn = []
+    for title, label, read, positive in panels:
+        found = [curve for entry in ranked if (curve := _curve(entry, read)) is not None]
+        if found:
+            y = Axis(label=label, log=positive and _spans_decades(found))
+            drawn.append(lines(found, title=title, x=Axis(label="epoch"), y=y, digits=4, focus=FOCUS))
+    if not drawn:
+        return None
+    known = [entry for entry in ranked if entry.raw.get("curves")]
+    off = frozenset(entry.series for entry in known) - _first(known)
+    switches = legend([(entry.name, entry.series) for entry in known], switches=True, off=off)
+    both = (
+        '<p class="switches"><button type="button" data-all="show">Show all</button>'
+        '<button type="button" data-all="hide">Hide all</button></p>'
+    )
+    return Section(
+        heading="Learning curves",
+        lead=(
+            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes. "
+            f"The first {100 * FOCUS:g} % of training may lie outside the axes."
+        ),
+        body=f'<div data-group>{switches}{both}<div class="panels">{"".join(drawn)}</div></div>',
+    )
+
+
+def _first(known: Sequence[Entry]) -> set[int]:
+    """The series shown at first: the baseline, the best ones, and with them the best that has a penalty to show."""
+    if len(known) <= SHOWN_AT_FIRST:
+        return {entry.series for entry in known}
+    wanted = [entry for entry in known if entry.baseline]
+    wanted += [entry for entry in known if _curve(entry, lambda at: finite(at.get("penalty")) or None)][:1]
+    wanted += [entry for entry in known if entry not in wanted]
+    return {entry.series for entry in wanted[: SHOWN_AT_FIRST - 2]}
+
+
+def _curve(entry: Entry, read: Callable[[Mapping[str, Any]], float | None]) -> Curve | None:
+    """Mean, lowest and highest over seeds, epoch by epoch, thinned out where there are many."""
+    by_epoch: dict[float, list[float]] = {}
+    for curve in entry.raw.get("curves") or ():
+        for at in curve or ():
+            epoch, value = finite(at.get("epoch")), read(at)
+            if epoch is not None:
+                by_epoch.setdefault(epoch, []).extend([] if value is None else [value])
+    if not any(by_epoch.values()):
+        return None
+    epochs = sorted(by_epoch)
+    step = max(1.0, (len(epochs) - 1) / (MOST_POINTS - 1))
+    epochs = [epochs[round(step * k)] for k in range(min(len(epochs), MOST_POINTS))]
+    several = len(entry.raw["curves"]) > 1
+    return Curve(
+        label=entry.name,
+        series=entry.series,
+        x=epochs,
+        y=[statistics.fmean(by_epoch[epoch]) if by_epoch[epoch] else None for epoch in epochs],
+        low=[min(by_epoch[epoch], default=None) for epoch in epochs] if several else (),
+        high=[max(by_epoch[epoch], default=None) for epoch in epochs] if several else (),
+    )
+
+
+def _spans_decades(found: Sequence[Curve]) -> bool:
+    values = [value for curve in found for part in (curve.y, curve.low, curve.high) for value in part if value]
+    return bool(values) and min(values) > 0 and max(values) > 30 * min(values)
+
+
+# ------------------------------------------------------------------------------------------------------- gap and cost
+def gap(ranked: Sequence[Entry], metric: str) -> Section | None:
+    """How much better the training set is known than the test set."""
+    rows = []
+    for entry in ranked:
+        test, train = entry.mean_of("test"), entry.mean_of("train")
+        if test is None or train is None:
+            continue
+        rows.append(
+            Row(
+                label=entry.name,
+                series=entry.series,
+                value=test,
+                low=min(test, train),
+                high=max(test, train),
+                other=train,
+                note=f"gap {number(entry.gap, 2)}",
+            )
+        )
+    if not rows:
+        return None
+    chart = dots(
+        rows,
+        title=f"From test to training {metric}",
+        axis=Axis(label=f"{metric}, %"),
+        note="Filled: test. Hollow: training set, in eval mode and without augmentation.",
+    )
+    return Section(
+        heading="Generalisation gap",
+        lead="Both at the epoch that was best on validation. Regularisation should make the distance shorter.",
+        body=chart,
+    )
+
+
+def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
+    """The metric against the time of a step."""
+    points = []
+    for entry in ranked:
+        ratio, mean = finite(entry.cost.get("ratio")), entry.mean
+        if ratio is None or mean is None:
+            continue
+        low, high = finite(entry.cost.get("low")), finite(entry.cost.get("high"))
+        milliseconds = finite(entry.cost.get("milliseconds"))
+        step = f", {number(milliseconds)} ms a step" if milliseconds is not None else ""
+        spread = entry.deviation
+        points.append(
+            Point(
+                label=entry.name,
+                series=entry.series,
+                x=ratio,
+                y=mean,
+                x_range=None if low is None or high is None else (low, high),
+                y_range=None if spread is None else (mean - spread, mean + spread),
+                hint=f"{entry.name}: {_spread(mean, spread)} %, {number(ratio, 2)} × none{step}",
+            )
+        )
+    if not points:
+        return None
+    chart = scatter(
+        points,
+        title=f"Test {metric} against step time",
+        x=Axis(label="step time, ratio to none", rule=1.0),
+        y=Axis(label=f"test {metric}, %"),
+        note="Upright: ± one standard deviation over seeds. Level: interval of the ratio.",
+    )
+    return Section(
+        heading="Cost",
+        lead="Steps of all recipes were timed in turn, in one process. Up and to the left is better.",
+        body=chart + legend([(point.label, point.series) for point in points]),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ published, and rates
+def published(ranked: Sequence[Entry], metric: str) -> Section | None:
+    """Other people's figures beside ours."""
+    known = [entry for entry in ranked if finite(entry.published.get("value")) is not None]
+    if not known:
+        return None
+    rows, cells = [], []
+    for entry in known:
+        value, spread = finite(entry.published["value"]), finite(entry.published.get("deviation"))
+        assert value is not None
+        ours, own = entry.mean, entry.deviation
+        rows.append(
+            Row(
+                label=entry.name,
+                series=entry.series,
+                value=ours,
+                low=None if ours is None or own is None else ours - own,
+                high=None if ours is None or own is None else ours + own,
+                other=value,
+                other_low=None if spread is None else value - spread,
+                other_high=None if spread is None else value + spread,
+                note=f"{number(ours, 2)} / {number(value, 2)}",
+            )
+        )
+        cells.append(
+            [
+                Cell(escape(entry.name), entry.name),
+                Cell(_spread(ours, own), ours),
+                Cell(_spread(value, spread), value),
+                Cell("–" if ours is None else signed(ours - value), None if ours is None else ours - value),
+                Cell(escape(entry.published.get("source") or ""), str(entry.published.get("source") or "")),
+            ]
+        )
+    columns = [
+        Column("recipe"),
+        Column(f"ours, test {metric}, %", numeric=True),
+        Column("published, %", numeric=True),
+        Column("ours − published", numeric=True),
+        Column("source"),
+    ]
+    chart = dots(
+        rows,
+        title="Ours and published",
+        axis=Axis(label=f"test {metric}, %"),
+        note="Filled, and the first figure: ours. Hollow, and the second: published. Bars: ± one standard deviation.",
+    )
+    return Section(
+        heading="Published figures",
+        lead="Other people's results, from their own code and splits. They stand beside ours, never instead of them.",
+        body=chart + table(columns, cells, caption="Ours and published", sortable=True, sorted_by=1),
+    )
+
+
+def rates(ranked: Sequence[Entry]) -> Section | None:
+    """At which rate each method acts, block by block."""
+    panels, plain = [], set()
+    for entry in ranked:
+        given = [rate for rate in entry.raw.get("rates") or () if finite(rate.get("block")) is not None]
+        for method in dict.fromkeys(str(rate.get("method")) for rate in given):
+            here = {int(rate["block"]): finite(rate.get("rate")) for rate in given if str(rate.get("method")) == method}
+            if all(value is None for value in here.values()):
+                plain.add(method)
+                continue
+            items = [
+                Bar(label=str(block), value=here[block], hint=f"block {block}: {number(here[block])}")
+                for block in sorted(here)
+            ]
+            title = entry.name if entry.name.split("(")[0] == method else f"{entry.name}: {method}"
+            panels.append(bars(items, title=title, x="block", y=Axis(label="rate"), series=entry.series))
+    if not panels and not plain:
+        return None
+    rest = f'<p class="lead">Methods that have no rate: {escape(", ".join(sorted(plain)))}.</p>' if plain else ""
+    return Section(
+        heading="Rates by block",
+        lead="The probability of dropping, as it was in the model; block 0 is nearest to the input." if panels else "",
+        body=f'<div class="small">{"".join(panels)}</div>{rest}',
+    )

@@ -1,0 +1,189 @@
+"""The parts of a study's page that are tables or text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attemper.lab.report.charts import key
+from attemper.lab.report.entries import Entry, percent
+from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.page import Section
+from attemper.lab.report.scale import finite, memory, number, signed
+
+__all__ = ["configurations", "reproduce", "results"]
+
+
+def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
+    """Every recipe with its figures; sortable."""
+    sure = f"{100 * confidence:g} %"
+    columns = [
+        Column("recipe"),
+        Column(f"test {metric}, %", numeric=True, hint="mean over seeds ± standard deviation"),
+        Column("against none", numeric=True, hint=f"paired difference in points, with its {sure} interval"),
+        Column("adjusted p", numeric=True, rising=True, hint="corrected for the number of recipes"),
+        Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
+        Column("gap", numeric=True, rising=True, hint="train less test, in points"),
+        Column("step time", numeric=True, rising=True, hint="ratio to none"),
+        Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
+        Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
+    ]
+    rows = [
+        [
+            _name(entry),
+            Cell(_spread(entry.mean, entry.deviation), entry.mean),
+            _difference(entry, 1 - confidence),
+            _p_value(entry),
+            _interval(entry.rank, "mean", 1),
+            Cell(number(entry.gap, 2), entry.gap),
+            _interval(entry.cost, "ratio", 2),
+            Cell(memory(entry.cost.get("peak_memory")), finite(entry.cost.get("peak_memory"))),
+            _runs(entry),
+        ]
+        for entry in ranked
+    ]
+    # A column in which nobody has anything, such as the cost before it is measured, only takes room.
+    kept = [at for at in range(len(columns)) if at < 2 or any(row[at].key is not None for row in rows)]
+    columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    body = table(columns, rows, caption="Recipes and their results", sortable=True, sorted_by=1)
+    return Section(
+        heading="Results",
+        lead=(
+            f"Test {metric} at the epoch that was best on validation. Differences are paired by seed: the same split, "
+            "initial weights and batch order. Press a heading to sort."
+        ),
+        body=body if ranked else "<p>Nothing to show yet.</p>",
+    )
+
+
+def _name(entry: Entry) -> Cell:
+    lr = finite(entry.raw.get("lr"))
+    chosen = f"lr {number(lr)}" if lr is not None and len(entry.raw.get("configurations") or ()) > 1 else ""
+    recipe = entry.recipe if entry.recipe != entry.name else ""
+    small = " · ".join(part for part in (recipe, chosen) if part)
+    below = f"<small>{escape(small)}</small>" if small else ""
+    return Cell(f"{key(entry.series)}{escape(entry.name)}{below}", entry.name)
+
+
+def _spread(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    return number(mean, 2) if deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
+
+
+def _difference(entry: Entry, level: float) -> Cell:
+    difference = entry.difference
+    if difference is None or difference["mean"] is None:
+        return Cell("–")
+    mean, adjusted = difference["mean"], difference["adjusted"]
+    # Colour only where the difference would stand among all the recipes of the study.
+    label = "" if adjusted is None or adjusted >= level else "good" if mean > 0 else "bad"
+    text = signed(mean)
+    if difference["low"] is not None and difference["high"] is not None:
+        text += f"<small>{signed(difference['low'])} to {signed(difference['high'])}</small>"
+    return Cell(text, mean, label)
+
+
+def _p_value(entry: Entry) -> Cell:
+    adjusted = (entry.difference or {}).get("adjusted")
+    if adjusted is None:
+        return Cell("–")
+    return Cell("&lt; 0.001" if adjusted < 0.001 else number(adjusted, 3), adjusted)
+
+
+def _interval(given: Mapping[str, Any], name: str, digits: int) -> Cell:
+    value, low, high = (finite(given.get(part)) for part in (name, "low", "high"))
+    if value is None:
+        return Cell("–")
+    below = (
+        f"<small>{number(low, digits)} to {number(high, digits)}</small>"
+        if low is not None and high is not None
+        else ""
+    )
+    return Cell(number(value, digits) + below, value)
+
+
+def _runs(entry: Entry) -> Cell:
+    done = len(entry.test)
+    parts = [f"{entry.diverged} diverged"] if entry.diverged else []
+    parts += [f"{entry.missing} missing"] if entry.missing else []
+    below = f"<small>{', '.join(parts)}</small>" if parts else ""
+    return Cell(f"{done}{below}", done, "bad" if parts else "")
+
+
+def configurations(ranked: list[Entry], metric: str) -> Section | None:
+    """What was tried for each recipe, and what was chosen."""
+    columns = [
+        Column("configuration"),
+        Column("learning rate", numeric=True),
+        Column(f"validation {metric}, %", numeric=True),
+        Column("runs", numeric=True),
+        Column("chosen"),
+    ]
+    parts = []
+    for entry in ranked:
+        tried = list(entry.raw.get("configurations") or ())
+        if len(tried) < 2:
+            continue
+        rows = []
+        for one in sorted(tried, key=lambda one: finite(one.get("validation")) or -1.0, reverse=True):
+            label = "chosen" if one.get("chosen") else ""
+            rows.append(
+                [
+                    Cell(escape(one.get("recipe", "")), label=label),
+                    Cell(number(one.get("lr")), label=label),
+                    Cell(number(percent(one.get("validation")), 2), label=label),
+                    Cell(number(one.get("runs")), label=label),
+                    Cell("chosen" if one.get("chosen") else "", label=label),
+                ]
+            )
+        inner = table(columns, rows, caption=f"Configurations of {entry.name}")
+        title = f"{key(entry.series)}{escape(entry.name)} <small>{len(rows)} configurations</small>"
+        parts.append(f"<details><summary>{title}</summary>{inner}</details>")
+    if not parts:
+        return None
+    return Section(
+        heading="Configurations tried",
+        lead=(
+            "Each recipe's grid and learning rates, by the mean over seeds on validation. The choice was made there, "
+            "never on test."
+        ),
+        body="".join(parts),
+    )
+
+
+def reproduce(summary: Mapping[str, Any]) -> Section:
+    """The command, the plan and the versions."""
+    parts = []
+    if summary.get("command"):
+        parts.append(f"<h3>Command</h3><pre tabindex='0'>{escape(summary['command'])}</pre>")
+    if summary.get("plan"):
+        parts.append(f"<h3>Plan</h3><pre tabindex='0'>{escape(_yaml(summary['plan']))}</pre>")
+    versions = summary.get("versions") or {}
+    if versions:
+        items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in versions.items())
+        parts.append(f'<h3>Versions</h3><dl class="facts">{items}</dl>')
+    return Section(
+        heading="Get it again",
+        lead="Write the plan into a file and give it to the command. Runs that are there already are not run again.",
+        body="".join(parts) or "<p>The study did not say how it was made.</p>",
+    )
+
+
+def _yaml(plan: Mapping[str, Any]) -> str:
+    """The plan as people write it: one key per line, recipes below each other."""
+    lines = []
+    for name, value in plan.items():
+        if isinstance(value, list) and any(isinstance(item, str | Mapping) for item in value):
+            lines += [f"{name}:", *(f"  - {_flow(item)}" for item in value)]
+        else:
+            lines.append(f"{name}: {_flow(value)}")
+    return "\n".join(lines)
+
+
+def _flow(value: Any) -> str:
+    """A value of YAML on one line."""
+    import yaml  # type: ignore[import-untyped]
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,93 @@
+"""The door between a study and training: five functions that a study calls and that a test can replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from attemper.lab.training.spec import Budget, RunSpec
+
+__all__ = ["Engine", "Progress", "Task", "Training"]
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Task(Protocol):
+    """What a study needs to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class Engine(Protocol):
+    """Opens tasks, checks and performs runs, measures costs. Goes to other processes, so it can be pickled."""
+
+    def open_task(self, text: str, root: Path | None) -> Task:
+        """The task of a plan; root: where this machine keeps its data."""
+        ...
+
+    def settle(self, budget: Budget, task: Task) -> Budget:
+        """The budget with the hash of its teacher's weights, where it has a teacher: keys depend on it."""
+        ...
+
+    def check(self, spec: RunSpec, task: Task) -> None:
+        """Raise an `AttemperError` if the run cannot work, before anything is trained."""
+        ...
+
+    def run(self, spec: RunSpec, task: Task, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        """Perform a run, or go on with it from what is in its folder, and return its result."""
+        ...
+
+    def costs(self, recipes: Sequence[str], task: Task, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        """What a training step costs with each recipe, against 'none'."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """`attemper.lab.training`, imported when it is needed."""
+
+    probe_every: int | None = None
+    """Steps between two looks at attention during every run; they do not change its result."""
+
+    def open_task(self, text: str, root: Path | None) -> Task:
+        from attemper.lab.tasks import open_task
+
+        return open_task(text, root)
+
+    def settle(self, budget: Budget, task: Any) -> Budget:
+        from attemper.lab.training.teacher import settle
+
+        return settle(budget, task.shape)
+
+    def check(self, spec: RunSpec, task: Any) -> None:
+        from attemper.lab.training import check_run
+
+        check_run(spec, task)
+        if self.probe_every is not None:
+            self._check_attention(spec, task)
+
+    def _check_attention(self, spec: RunSpec, task: Any) -> None:
+        """Refuse to probe a network that has none, before anything is trained."""
+        import torch
+
+        from attemper.lab.models import build_model
+        from attemper.probes.diagnosis import find_attention
+
+        with torch.random.fork_rng():
+            find_attention(build_model(spec.model, task.shape))
+
+    def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        from attemper.lab.training import run
+
+        return run(spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every)
+
+    def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        from attemper.lab.training import step_costs
+
+        return {recipe: dict(cost) for recipe, cost in step_costs(recipes, task, model, budget).items()}

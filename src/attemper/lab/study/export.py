@@ -1,0 +1,126 @@
+"""A summary as CSV and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from attemper.lab.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
+from attemper.lab.study.verdict import join
+
+__all__ = ["to_csv", "to_markdown"]
+
+Summary = dict[str, Any]
+
+
+def to_csv(summary: Summary) -> str:
+    """One line per recipe, numbers in full, one column per seed. Accuracies are shares, 0 to 1."""
+    seeds = summary["plan"]["seeds"]
+    columns = [
+        *("name", "recipe", "lr", "mean", "deviation", "difference", "low", "high", "p", "p_adjusted"),
+        *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "cost_ratio", "milliseconds"),
+        *("peak_memory", "published", *(f"test_seed_{seed}" for seed in seeds)),
+    ]
+    extra = figure_names(summary)
+    columns += [name.replace(",", "").replace(" ", "_").lower() for name in extra]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in summary["recipes"]:
+        difference, rank = row["difference"] or {}, row["rank"] or {}
+        cost, published = row["cost"] or {}, row["published"] or {}
+        writer.writerow(
+            [
+                *(row[name] for name in ("name", "recipe", "lr", "mean", "deviation")),
+                *(difference.get(name) for name in ("mean", "low", "high", "p", "adjusted")),
+                *(rank.get(name) for name in ("mean", "low", "high")),
+                *(row[name] for name in ("diverged", "missing", "parameters")),
+                *(cost.get(name) for name in ("ratio", "milliseconds", "peak_memory")),
+                published.get("value"),
+                *row["test"],
+                *(figure["mean"] for figure in figures_of(row, extra)),
+            ]
+        )
+    return text.getvalue()
+
+
+def to_markdown(summary: Summary) -> str:
+    """The verdict and a table, accuracies in per cent."""
+    extra = any(row["published"] for row in summary["recipes"])
+    header = ["recipe", "test", "difference to none", "p", "rank", "step time", *(["published"] if extra else [])]
+    lines = [f"# {_cell(summary['title'])}", "", _cell(summary["verdict"]), ""]
+    lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join(map(_cell, cells(row)[: len(header)]))} |" for row in summary["recipes"]]
+    plan = summary["plan"]
+    seeds, epochs = len(plan["seeds"]), plan["budget"]["epochs"]
+    lines += [
+        "",
+        f"Test {summary['metric']} in per cent, mean ± deviation over {seeds} seed{'s' if seeds > 1 else ''}; {epochs} "
+        f"epochs on {_cell(plan['task'])} with {_cell(plan['model'])}. Differences are paired by seed, with a "
+        f"{100 * summary['confidence']:g} % interval; p is corrected by Holm's method. Configurations and epochs are "
+        "chosen on validation.",
+    ]
+    if found := evaluation_rows(summary):
+        header, *rows = ([_cell(text) for text in row] for row in found)
+        lines += ["", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+        rows = list(rows)
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+        if any(cell.endswith(" *") for row in rows for cell in row):
+            lines += ["", f"\\{STAR}"]
+    if summary["notes"]:
+        lines += ["", *(f"- {_cell(note)}" for note in summary["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One recipe as a line of a table for people: name, test, difference, p, rank, step time, published."""
+    difference, rank, cost, published = row["difference"], row["rank"], row["cost"], row["published"]
+    return [
+        row["name"] + _flaws(row),
+        _spread(row["mean"], row["deviation"]),
+        "" if difference is None else _interval(difference),
+        "" if difference is None else _p(difference["adjusted"]),
+        "" if rank is None else _range(rank),
+        "" if cost is None else f"× {cost['ratio']:.2f}",
+        "" if published is None else _published(published),
+    ]
+
+
+def _flaws(row: dict[str, Any]) -> str:
+    words = [f"{row[name]} {name}" for name in ("missing", "diverged") if row[name]]
+    return f" ({join(words)})" if words else ""
+
+
+def _spread(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{100 * mean:.2f}" if deviation is None else f"{100 * mean:.2f} ± {100 * deviation:.2f}"
+
+
+def _interval(difference: dict[str, Any]) -> str:
+    text = f"{100 * difference['mean']:+.2f}"
+    if difference["low"] is not None:
+        text += f" [{100 * difference['low']:+.2f}, {100 * difference['high']:+.2f}]"
+    return text.replace("-", "−")
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _range(rank: dict[str, Any]) -> str:
+    if rank["low"] is None:
+        return f"{rank['mean']:g}"
+    return f"{rank['mean']:.1f} [{rank['low']:g}–{rank['high']:g}]"
+
+
+def _published(row: dict[str, Any]) -> str:
+    return f"{row['value']:.2f}" if row["deviation"] is None else f"{row['value']:.2f} ± {row['deviation']:.2f}"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of a cell."""
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())

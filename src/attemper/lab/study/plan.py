@@ -1,0 +1,331 @@
+"""A plan: what is compared with what, on which data, for how long. Small enough to be read at a glance."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from attemper.errors import AttemperError, suggestion
+from attemper.lab.call_syntax import parse_call, render_call
+from attemper.lab.errors import PlanError
+from attemper.lab.evaluation.suites import parse_suites
+from attemper.lab.study.grids import expand
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.recipe import as_methods, render
+
+__all__ = ["Entry", "Plan", "Published"]
+
+BASELINE = "none"
+MOST_CONFIGURATIONS = 1000
+"""Of one recipe. A grid with more is a slip of the pen rather than a plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of a comparison: a recipe, or a grid of recipes of which validation chooses one.
+
+    >>> Entry("explicit(v={1e-4, 5e-4})").configurations
+    ('explicit(v=0.0001)', 'explicit(v=0.0005)')
+    """
+
+    recipe: str
+    """As `attemper.render` writes it; a grid as it was given."""
+    name: str = ""
+    """Empty: the recipe as it was given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or " ".join(self.recipe.split()))
+        if len(self.configurations) == 1:
+            object.__setattr__(self, "recipe", self.configurations[0])
+
+    @cached_property
+    def configurations(self) -> tuple[str, ...]:
+        """The recipes behind the row, each in the form that `attemper.render` gives."""
+        texts = expand(self.recipe.strip())
+        if len(texts) > MOST_CONFIGURATIONS:
+            raise PlanError(f"'{self.recipe}' stands for {len(texts)} recipes; at most {MOST_CONFIGURATIONS} are run")
+        found = tuple(render(as_methods(text)) for text in texts)
+        for text in found:
+            if found.count(text) > 1:
+                raise PlanError(f"'{self.recipe}' stands for '{text}' more than once; leave the double value out")
+        return found
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is the row that all others are compared with."""
+        return self.configurations == (BASELINE,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """What others reported for a row, in per cent."""
+
+    name: str
+    value: float
+    deviation: float | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Recipes × seeds on one task, with one model and one budget.
+
+    >>> plan = Plan.from_dict({"task": "digits", "model": "vit-digits", "seeds": 2, "recipes": ["dropkey(0.1)"]})
+    >>> [(run.recipe, run.seed) for run in plan.runs()]
+    [('none', 0), ('dropkey(0.1)', 0), ('none', 1), ('dropkey(0.1)', 1)]
+    >>> plan.notes
+    ('none was added: every recipe is compared with it',)
+    """
+
+    task: str
+    model: str
+    recipes: tuple[Entry, ...]
+    seeds: tuple[int, ...]
+    budget: Budget
+    """Its learning rate is the first of `lr`."""
+    lr: tuple[float, ...]
+    """Tried for every recipe, the one that is kept chosen on validation."""
+    title: str = ""
+    """Empty: the task and the model."""
+    published: tuple[Published, ...] = ()
+    evaluate: tuple[str, ...] = ()
+    """What every run measures at its end beside accuracy: suites of `attemper.lab.evaluation`."""
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """What was added or changed while reading, for people to read."""
+
+    @property
+    def baseline(self) -> Entry:
+        return next(entry for entry in self.recipes if entry.is_baseline)
+
+    def configurations(self, entry: Entry) -> list[tuple[str, float]]:
+        """The pairs of recipe and learning rate among which validation chooses."""
+        return [(recipe, lr) for recipe in entry.configurations for lr in self.lr]
+
+    def spec(self, recipe: str, lr: float, seed: int, task: str | None = None) -> RunSpec:
+        """One run of the plan. task: the name that the opened task gives itself, where it is known."""
+        budget = dataclasses.replace(self.budget, lr=lr)
+        return RunSpec(
+            task=task or self.task,
+            model=self.model,
+            recipe=recipe,
+            seed=seed,
+            budget=budget,
+            evaluate=self.evaluate,
+        )
+
+    def runs(self, task: str | None = None) -> list[RunSpec]:
+        """Every run, once, seed by seed: a study that was stopped early has whole seeds to compare."""
+        every = [
+            self.spec(recipe, lr, seed, task)
+            for seed in self.seeds
+            for entry in self.recipes
+            for recipe, lr in self.configurations(entry)
+        ]
+        return list(dict.fromkeys(every))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as its file says it, with every default written out."""
+        budget = {name: value for name, value in self.budget.to_dict().items() if name != "lr"}
+        plan: dict[str, Any] = {"title": self.title} if self.title else {}
+        plan |= {"task": self.task, "model": self.model, "seeds": list(self.seeds), "budget": budget}
+        plan |= {
+            "lr": list(self.lr),
+            "recipes": [{"name": entry.name, "recipe": entry.recipe} for entry in self.recipes],
+        }
+        if self.published:
+            plan["published"] = [dataclasses.asdict(row) for row in self.published]
+        if self.evaluate:
+            plan["evaluate"] = list(self.evaluate)
+        return plan
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Plan:
+        """The plan that a file says; a mistake is a `PlanError` that knows where it is."""
+        if not isinstance(given, Mapping):
+            raise PlanError(f"A plan is a list of keys and values, such as 'task: digits'; got {given!r}.")
+        _check_keys("plan", given, [name for name in cls.__dataclass_fields__ if name != "notes"])
+        for name in ("task", "model", "recipes"):
+            if name not in given:
+                raise PlanError(f"The plan has no '{name}'; it needs task, model and recipes.")
+        entries, notes = _entries(given["recipes"])
+        budget, lr = _budget_and_rates(given.get("budget"), given.get("lr"))
+        return cls(
+            task=_text(given["task"], "task", "digits"),
+            model=_model(given["model"]),
+            recipes=entries,
+            seeds=_seeds(given.get("seeds", 5)),
+            budget=budget,
+            lr=lr,
+            title=_text(given["title"], "title", "Digits, five seeds") if given.get("title") else "",
+            published=_published(given.get("published"), entries),
+            evaluate=_evaluate(given.get("evaluate")),
+            notes=notes,
+        )
+
+
+def _check_keys(what: str, given: Mapping[Any, Any], known: Iterable[str], path: tuple[str | int, ...] = ()) -> None:
+    known = list(known)
+    for key in given:
+        if key not in known:
+            near = suggestion(str(key), known)
+            raise PlanError(f"A {what} has no '{key}'.{near} It has: {', '.join(known)}.", (*path, key))
+
+
+def _text(given: Any, name: str, example: str) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise PlanError(f"{name} is {given!r}; it must be a text such as '{example}'.", (name,))
+    return given.strip()
+
+
+def _model(given: Any) -> str:
+    text = _text(given, "model", "vit-digits")
+    try:
+        return render_call(*parse_call(text))
+    except AttemperError as error:
+        raise PlanError(str(error), ("model",)) from None
+
+
+def _whole(given: Any) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if _whole(given) and given >= 1:
+        return tuple(range(given))
+    if isinstance(given, list | tuple) and given and all(_whole(seed) and seed >= 0 for seed in given):
+        if len(set(given)) == len(given):
+            return tuple(given)
+        raise PlanError(f"seeds names {next(s for s in given if given.count(s) > 1)} more than once.", ("seeds",))
+    raise PlanError(
+        f"seeds is {given!r}; it must be how many (at least 1, better 5), or a list such as [0, 1, 2].",
+        ("seeds",),
+    )
+
+
+def _entries(given: Any) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise PlanError(
+            f"recipes is {given!r}; it must be a list of recipes such as [none, dropkey(0.1)].", ("recipes",)
+        )
+    entries = [_entry(item, ("recipes", index)) for index, item in enumerate(given)]
+    for index, entry in enumerate(entries):
+        path = ("recipes", index)
+        if entry.name == BASELINE and not entry.is_baseline:
+            raise PlanError(f"'{BASELINE}' names the recipe without any method; call '{entry.recipe}' otherwise.", path)
+        for earlier in entries[:index]:
+            if earlier.name == entry.name:
+                raise PlanError(f"Two recipes are called '{entry.name}'; give one of them another name.", path)
+            if set(earlier.configurations) == set(entry.configurations):
+                raise PlanError(f"'{entry.name}' is the same recipe as '{earlier.name}'; leave one of them out.", path)
+    if any(entry.is_baseline for entry in entries):
+        return tuple(entries), ()
+    return (Entry(BASELINE), *entries), (f"{BASELINE} was added: every recipe is compared with it",)
+
+
+def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:
+    if isinstance(given, str):
+        given = {"recipe": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("recipe", ""), str):
+        raise PlanError(f"{given!r} is no recipe; write one such as dropkey(0.1), or a name and a recipe.", path)
+    _check_keys("recipe of a plan", given, ["name", "recipe"], path)
+    if "recipe" not in given:
+        raise PlanError(f"{dict(given)!r} has no 'recipe'.", path)
+    name = given.get("name", "")
+    if not isinstance(name, str):
+        raise PlanError(f"The name of a recipe is {name!r}; it must be a text.", path)
+    try:
+        return Entry(given["recipe"], name.strip())
+    except AttemperError as error:
+        raise PlanError(str(error), path) from None
+
+
+def _budget_and_rates(budget: Any, lr: Any) -> tuple[Budget, tuple[float, ...]]:
+    budget = {} if budget is None else budget
+    if not isinstance(budget, Mapping):
+        raise PlanError(f"budget is {budget!r}; it must be keys and values such as {{epochs: 20}}.", ("budget",))
+    if lr is not None and "lr" in budget:
+        raise PlanError("The learning rate stands twice: as lr, and in the budget. Keep one of them.", ("lr",))
+    read = _budget(budget)
+    if lr is None:
+        return read, (read.lr,)
+    rates = list(lr) if isinstance(lr, list | tuple) else [lr]
+    if not rates or not all(_number(rate) and rate > 0 for rate in rates) or len(set(rates)) < len(rates):
+        raise PlanError(f"lr is {lr!r}; it must be a number above 0, or a list of different ones.", ("lr",))
+    found = tuple(float(rate) for rate in rates)
+    return dataclasses.replace(read, lr=found[0]), found
+
+
+def _budget(given: Mapping[str, Any]) -> Budget:
+    """The budget, with every number in the type that its field has: equal budgets must give equal keys."""
+    hints = typing.get_type_hints(Budget)
+    _check_keys("budget", given, hints, ("budget",))
+    typed = {name: _typed(name, value, hints[name]) for name, value in given.items()}
+    try:
+        return Budget.from_dict(typed)
+    except AttemperError as error:
+        name = str(error).partition(" ")[0]  # what a budget complains about comes first, and so has its line
+        raise PlanError(str(error), ("budget", *([name] if name in typed else []))) from None
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    if float in kinds and _number(value):
+        return float(value)
+    if int in kinds and _whole(value):
+        return value
+    if bool in kinds and isinstance(value, bool):
+        return value
+    if (str in kinds or typing.get_origin(hint) is typing.Literal) and isinstance(value, str):
+        return value
+    words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}
+    allowed = " or ".join(dict.fromkeys(words.get(kind, "a word") for kind in kinds))
+    raise PlanError(f"{name} is {value!r}; it must be {allowed}.", ("budget", name))
+
+
+def _evaluate(given: Any) -> tuple[str, ...]:
+    """Suites in their shortest form, in one order: equal evaluations must give equal keys."""
+    if given is None or given == []:
+        return ()
+    if not isinstance(given, str) and not (isinstance(given, list | tuple) and all(isinstance(s, str) for s in given)):
+        raise PlanError(f"evaluate is {given!r}; it must be suites such as [calibration, robustness].", ("evaluate",))
+    try:
+        return tuple(suite.text for suite in parse_suites(given))
+    except AttemperError as error:
+        raise PlanError(str(error), ("evaluate",)) from None
+
+
+def _published(given: Any, entries: tuple[Entry, ...]) -> tuple[Published, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        raise PlanError(f"published is {given!r}; it must be a list of rows with name and value.", ("published",))
+    return tuple(_published_row(row, entries, ("published", index)) for index, row in enumerate(given))
+
+
+def _published_row(given: Any, entries: tuple[Entry, ...], path: tuple[str | int, ...]) -> Published:
+    if not isinstance(given, Mapping) or not {"name", "value"} <= set(given):
+        raise PlanError(f"{given!r} is no published row; it needs a name and a value in per cent.", path)
+    _check_keys("published row", given, Published.__dataclass_fields__, path)
+    names = [entry.name for entry in entries]
+    name, value, deviation, source = (given.get(key) for key in ("name", "value", "deviation", "source"))
+    if name not in names:
+        raise PlanError(f"No recipe is called '{name}'.{suggestion(str(name), names)}", (*path, "name"))
+    if not _number(value) or not (deviation is None or _number(deviation)):
+        raise PlanError(f"The published value and deviation of '{name}' must be numbers, in per cent.", path)
+    return Published(
+        name=str(name),
+        value=float(typing.cast(float, value)),
+        deviation=None if deviation is None else float(deviation),
+        source=str(source or ""),
+    )

@@ -1,0 +1,128 @@
+"""A study under `torchrun` or `accelerate launch`: all ranks train every run together, the main one keeps the books.
+
+The main rank claims runs, stores results, measures costs and summarises. The others do nothing but train what it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attemper.lab.errors import StudyError
+from attemper.lab.study.engine import Engine, Progress, Task
+from attemper.lab.study.executor import Executor
+from attemper.lab.study.live import View
+from attemper.lab.study.locks import check_locks
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import Summary
+from attemper.lab.training.ranks import Ranks
+from attemper.lab.training.spec import Budget, RunSpec
+
+__all__ = ["Together", "dismiss", "follow", "work_together"]
+
+LOOK = 0.25
+"""Seconds between two looks at how far the study is."""
+
+Order = tuple[RunSpec, Path]
+"""A run, and the folder that its checkpoints go to."""
+
+
+class Together:
+    """The main rank's engine: before it performs a run, it tells the others which."""
+
+    def __init__(self, engine: Engine, ranks: Ranks) -> None:
+        self.engine, self.ranks = engine, ranks
+
+    def open_task(self, text: str, root: Path | None) -> Task:
+        return self.engine.open_task(text, root)
+
+    def settle(self, budget: Budget, task: Task) -> Budget:
+        return self.engine.settle(budget, task)
+
+    def check(self, spec: RunSpec, task: Task) -> None:
+        self.engine.check(spec, task)
+
+    def run(self, spec: RunSpec, task: Task, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        order = self.ranks.from_main(lambda: (spec, folder))
+        with regrouping(self.ranks):
+            return perform(self.engine, order, task, progress, device)
+
+    def costs(self, recipes: Sequence[str], task: Task, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
+        return self.engine.costs(recipes, task, model, budget)
+
+
+def follow(engine: Engine, text: str, root: Path | None, ranks: Ranks) -> Summary:
+    """What every rank but the main one does: train whatever it is told to, until there is a summary.
+
+    A run that fails is the main rank's to record; this one stands by for the next.
+    """
+    task = engine.open_task(text, root)
+    while not isinstance(said := ranks.from_main(nothing), dict):
+        with contextlib.suppress(Exception), regrouping(ranks):
+            perform(engine, said, task, progress=lambda event: None, device=None)
+    return said
+
+
+def nothing() -> Any:
+    """What a rank has to say that only listens."""
+
+
+def perform(engine: Engine, order: Order, task: Task, progress: Progress, device: str | None) -> dict[str, Any]:
+    """This rank's part of a run."""
+    spec, folder = order
+    return engine.run(spec, task, folder=folder, progress=progress, device=device)
+
+
+@contextlib.contextmanager
+def regrouping(ranks: Ranks) -> Iterator[None]:
+    """A run that fails on all ranks if it fails on one, and leaves them ready for the next one."""
+    try:
+        with ranks.speaking_up():
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        ranks.form()
+        raise
+
+
+def dismiss(ranks: Ranks, summary: Summary) -> Summary:
+    """Tell the others that this is all there was to do."""
+    return ranks.from_main(lambda: summary)
+
+
+def work_together(study: Study, view: View, *, workers: int | None = None, executor: Executor | None = None) -> None:
+    """Do whatever is missing of a study, run by run, with all ranks."""
+    if workers is not None or executor is not None:
+        asked = getattr(executor, "workers", workers)
+        given = "an executor was given" if asked is None else f"workers is {asked}"
+        raise StudyError(f"{given}; under torchrun or accelerate launch all processes train each run.")
+    for note in study.prepare():
+        view.note(note)
+    check_locks(study.claims.folder)  # other teams may work on the same folder
+    with showing(study, view):
+        study.work(say=view.note)
+    study.sweep()
+    view.show(status_of(study))
+
+
+@contextlib.contextmanager
+def showing(study: Study, view: View) -> Iterator[None]:
+    """A stretch of work during which the view is told a few times a second how far it is."""
+    over = threading.Event()
+
+    def show() -> None:
+        while not over.wait(LOOK):
+            view.show(status_of(study))
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

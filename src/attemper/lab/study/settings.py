@@ -1,0 +1,52 @@
+"""How a study's runs are watched: what does not change their results, and what a study remembers when it is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from attemper.errors import ParameterError
+from attemper.lab.errors import FolderError
+from attemper.lab.study.files import write_whole
+
+__all__ = ["Settings", "read_settings", "write_settings"]
+
+FILE = "settings.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Kept in the study's folder, so that whoever goes on with it watches it in the same way."""
+
+    probe_every: int | None = None
+    """Steps between two looks at attention during every run."""
+    track: tuple[str, ...] = ()
+    """Where curves are sent while runs go on: trackers of `attemper.lab.tracking`."""
+
+    def __post_init__(self) -> None:
+        if self.probe_every is not None and self.probe_every < 1:
+            raise ParameterError(f"--probe-every is {self.probe_every}; it must be at least 1.")
+
+
+def read_settings(folder: Path) -> Settings:
+    """What a folder remembers; the defaults where it remembers nothing."""
+    path = folder / FILE
+    try:
+        held = json.loads(path.read_text())
+        every = held["probe_every"]
+        return Settings(None if every is None else int(every), tuple(map(str, held["track"])))
+    except (FileNotFoundError, NotADirectoryError):
+        return Settings()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); remove it and run the same command again.") from None
+
+
+def write_settings(folder: Path, settings: Settings) -> None:
+    """Remember; the defaults need no file."""
+    if settings == read_settings(folder):
+        return
+    if settings == Settings():
+        (folder / FILE).unlink(missing_ok=True)
+    else:
+        write_whole(folder / FILE, json.dumps(dataclasses.asdict(settings), indent=1) + "\n")

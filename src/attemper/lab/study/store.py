@@ -1,0 +1,209 @@
+"""A study's folder: one file per result, whole or absent, and what belongs to runs that are not finished.
+
+plan.yaml           the plan, every default written out
+data.json           the task's name and the fingerprint of its data
+settings.json       how runs are watched, where that is not left to the defaults
+runs/<key>.json     one result
+work/<key>/         the checkpoints of a run that is not finished
+claims/<key>.<n>    who works on it
+progress/<key>.json how far it is, for people to look at
+failures/<key>.<n>.json   one attempt that went wrong
+cost.json           what each recipe's training step costs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from attemper.errors import AttemperError
+from attemper.lab.errors import FolderError
+from attemper.lab.study.claims import identity
+from attemper.lab.study.files import translated, write_whole
+from attemper.lab.training.spec import RunSpec
+
+__all__ = ["Result", "Store", "problem_with"]
+
+Result = dict[str, Any]
+FORMAT = 1
+FAILURE = re.compile(r"(\w+)\.(\d+)\.json")
+
+
+class Store:
+    """Reads and writes the files of one study. Nothing here knows of plans or of training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, tuple[tuple[int, int, int], Result | None]] = {}
+
+    def path(self, key: str) -> Path:
+        """The file of a run's result."""
+        return self.folder / "runs" / f"{key}.json"
+
+    def work(self, key: str) -> Path:
+        """The folder for a run's checkpoints."""
+        return self.folder / "work" / key
+
+    def result(self, key: str) -> Result | None:
+        """A run's result; None if there is none, or none that can be used (see `corrupt`)."""
+        path = self.path(key)
+        try:
+            stat = path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if key not in self._read or self._read[key][0] != stamp:
+                self._read[key] = stamp, _parse(path.read_bytes(), key)
+        except FileNotFoundError:
+            self._read.pop(key, None)
+            return None
+        except OSError as error:
+            # A result that is there and cannot be read is no reason to do the run again.
+            raise FolderError(f"{path} cannot be read: {error.strerror or error}.") from error
+        return self._read[key][1]
+
+    def corrupt(self, key: str) -> bool:
+        """Whether there is a file that is no result of this run."""
+        return self.result(key) is None and key in self._read
+
+    def set_aside(self, key: str) -> Path:
+        """Rename a corrupt result, so that its run can be done again and somebody can look at the file."""
+        path, number = self.path(key), 1
+        while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+            number += 1
+        with translated(path):
+            path.rename(aside)
+        self._read.pop(key, None)
+        return aside
+
+    def save(self, key: str, result: Result) -> None:
+        """Put a result on disk, and only then forget what the run needed while it ran."""
+        text = json.dumps(result, sort_keys=True, indent=1, allow_nan=False) + "\n"
+        problem = problem_with(result, key)
+        if problem:
+            raise ValueError(f"the run returned no result: {problem}")
+        with translated(self.path(key)):
+            write_whole(self.path(key), text)
+        self.forget(key)
+
+    def forget(self, key: str) -> None:
+        """Remove the checkpoints, the progress and the failures of a run that has its result."""
+        shutil.rmtree(self.work(key), ignore_errors=True)
+        self.clear_failures(key)
+        with contextlib.suppress(OSError):
+            self._progress(key).unlink(missing_ok=True)
+
+    # Progress: for people to look at, so it may get lost.
+
+    def _progress(self, key: str) -> Path:
+        return self.folder / "progress" / f"{key}.json"
+
+    def tell(self, key: str, event: dict[str, Any]) -> None:
+        """Say how far a run is. A disk that is full is noticed where it matters, not here."""
+        with contextlib.suppress(OSError, ValueError):
+            write_whole(self._progress(key), json.dumps({**event, "at": time.time()}), durable=False)
+
+    def told(self, key: str) -> dict[str, Any]:
+        """What was last said of a run."""
+        try:
+            event = json.loads(self._progress(key).read_text())
+        except (OSError, ValueError):
+            return {}
+        return event if isinstance(event, dict) else {}
+
+    # Failures: each attempt that went wrong leaves one file.
+
+    def failures(self, key: str) -> list[dict[str, Any]]:
+        """The attempts at a run that went wrong, in order."""
+        found = []
+        for path in self._failure_files(key):
+            try:
+                found.append(dict(json.loads(path.read_text())))
+            except (OSError, ValueError, TypeError):
+                found.append({"error": f"{path.name} cannot be read", "traceback": ""})
+        return found
+
+    def _failure_files(self, key: str) -> list[Path]:
+        """In order. There may be gaps: whoever clears them can be killed on the way."""
+        found = [
+            path for path in self._files("failures") if FAILURE.fullmatch(path.name) and path.name.startswith(f"{key}.")
+        ]
+        return sorted(found, key=_number_of)
+
+    def attempts(self) -> Counter[str]:
+        """How many attempts at each run went wrong."""
+        found = (FAILURE.fullmatch(path.name) for path in self._files("failures"))
+        return Counter(match[1] for match in found if match)
+
+    def add_failure(self, key: str, error: str, traceback: str = "") -> None:
+        """Note an attempt that went wrong; only the owner of the run's claim does."""
+        owner = identity()
+        note = {"key": key, "error": error, "traceback": traceback, "host": owner["host"], "pid": owner["pid"]}
+        number = max(map(_number_of, self._failure_files(key)), default=0) + 1
+        path = self.folder / "failures" / f"{key}.{number}.json"
+        with translated(path):
+            write_whole(path, json.dumps({**note, "at": time.time()}, indent=1))
+
+    def clear_failures(self, key: str) -> None:
+        """Give a run its attempts back."""
+        for path in self._failure_files(key):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def leftovers(self) -> set[str]:
+        """The runs of which something lies in the folder that a finished run no longer needs."""
+        return {path.name.partition(".")[0] for name in ("work", "progress", "claims") for path in self._files(name)}
+
+    def sweep_parts(self, older_than: float) -> None:
+        """Remove parts of files that were being written when their process was killed."""
+        for part in self.folder.glob("*/.*.part"):
+            with contextlib.suppress(OSError):
+                if time.time() - part.stat().st_mtime > older_than:
+                    part.unlink()
+
+    def _files(self, name: str) -> list[Path]:
+        try:
+            return list((self.folder / name).iterdir())
+        except OSError:
+            return []
+
+
+def _number_of(failure: Path) -> int:
+    match = FAILURE.fullmatch(failure.name)
+    return int(match[2]) if match else 0
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _parse(data: bytes, key: str) -> Result | None:
+    try:
+        result = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return None if problem_with(result, key) else result
+
+
+def problem_with(result: Any, key: str) -> str | None:
+    """What is wrong with a result of the run `key`, in words; None if nothing is."""
+    if not isinstance(result, dict):
+        return "it is no JSON object"
+    if result.get("format") != FORMAT:
+        return f"its format is {result.get('format')!r}, not {FORMAT}"
+    if result.get("status") not in ("finished", "diverged"):
+        return f"its status is {result.get('status')!r}"
+    try:
+        if result["key"] != key or RunSpec.from_dict(result["spec"]).key(result["fingerprint"]) != key:
+            return "it belongs to another run"
+        values = [result[part][result["metric"]] for part in ("train", "validation", "test")]
+    except (KeyError, TypeError, AttemperError) as error:
+        return f"a part of it is missing or wrong ({error!r})"
+    if not all(value is None or (isinstance(value, int | float) and math.isfinite(value)) for value in values):
+        return "its metrics are no numbers"
+    return None if isinstance(result.get("curve"), list) else "it has no curve"

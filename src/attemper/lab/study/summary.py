@@ -1,0 +1,158 @@
+"""The summary of a study: everything that the table and the report show, as plain data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+from attemper.lab.evaluation.key_figures import over_seeds
+from attemper.lab.study.costs import read_costs
+from attemper.lab.study.evaluations import compare_figures
+from attemper.lab.study.plan import Entry, Plan
+from attemper.lab.study.selection import Choice, choose, validation_of
+from attemper.lab.study.statistics import CONFIDENCE, deviation, holm, mean, paired_difference, ranks
+from attemper.lab.study.store import Result
+from attemper.lab.study.study import Study
+from attemper.lab.study.verdict import verdict
+
+__all__ = ["Summary", "summarise"]
+
+Summary = dict[str, Any]
+METRIC = "accuracy"
+
+
+def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
+    """Choose configurations, compare them on the test set and say what was found, from whatever results are there.
+
+    command: how this study was started, for the report.
+    """
+    plan, results = study.plan, study.results()
+    rows = [_row(study, entry, results) for entry in plan.recipes]
+    baseline = rows[plan.recipes.index(plan.baseline)]
+    _compare(rows, baseline)
+    missing, failed = len(study.runs) - len(results), study.failed()
+    return {
+        "title": plan.title or f"{plan.task} · {plan.model}",
+        "metric": next((result["metric"] for result in results.values()), METRIC),
+        "verdict": verdict(rows, seeds=len(plan.seeds), missing=missing, failed=len(failed), confidence=CONFIDENCE),
+        "plan": plan.to_dict(),
+        "versions": _versions(results),
+        "command": command,
+        "complete": not missing,
+        "confidence": CONFIDENCE,
+        "notes": [*plan.notes, *_data_notes(results), *(_failure_note(study, key) for key in failed)],
+        "recipes": rows,
+    }
+
+
+def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, Any]:
+    """One recipe: its configurations, the chosen one, and what that reached on every seed."""
+    seeds, keys = study.plan.seeds, study.keys_of(entry)
+    choice = choose(
+        {
+            configuration: {
+                seed: validation_of(results[key]) for seed, key in zip(seeds, of, strict=True) if key in results
+            }
+            for configuration, of in keys.items()
+        },
+        seeds,
+    )
+    every = {key for of in keys.values() for key in of}
+    runs = [results.get(key) for key in keys[choice.chosen]] if choice.chosen else [None] * len(seeds)
+    test = [_metric(run, "test") for run in runs]
+    there = [run for run in runs if run is not None]
+    values = [value for value in test if value is not None]
+    recipe, lr = choice.chosen or (entry.recipe, None)
+    evaluated = bool(study.plan.evaluate)
+    row = {
+        "name": entry.name,
+        "recipe": recipe,
+        "lr": lr,
+        "configurations": _configurations(choice),
+        "seeds": list(seeds),
+        "test": test,
+        "validation": [_metric(run, "validation") for run in runs],
+        "train": [_metric(run, "train") for run in runs],
+        "mean": mean(values),
+        "deviation": deviation(values),
+        "difference": None,
+        "rank": None,
+        "diverged": sum(run["status"] == "diverged" for run in there),
+        "missing": sum(key not in results for key in every),
+        "parameters": there[0].get("parameters") if there else None,
+        "cost": read_costs(study).get(recipe),
+        "curves": [run["curve"] if run is not None else [] for run in runs],
+        "probes": [run.get("probes", []) if run is not None else [] for run in runs],
+        "rates": there[0].get("rates", []) if there else [],
+        "published": _published(study.plan, entry),
+    }
+    if evaluated:
+        row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
+    details = _details(there)
+    return row if details is None else {**row, "details": details}
+
+
+def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
+    """Fill in differences to the baseline, corrected over all recipes, and ranks."""
+    others = [row for row in rows if row is not baseline]
+    found = [paired_difference(row["test"], baseline["test"]) for row in others]
+    adjusted = holm([None if difference is None else difference.p for difference in found])
+    for row, difference, p in zip(others, found, adjusted, strict=True):
+        row["difference"] = None if difference is None else {**asdict(difference), "adjusted": p}
+    compare_figures(rows, baseline)
+    places = ranks({row["name"]: row["test"] for row in rows})
+    for row in rows:
+        place = places[row["name"]]
+        row["rank"] = None if place is None else asdict(place)
+
+
+def _configurations(choice: Choice) -> list[dict[str, Any]]:
+    return [
+        {
+            "recipe": recipe,
+            "lr": lr,
+            "validation": value,
+            "runs": choice.runs[recipe, lr],
+            "chosen": (recipe, lr) == choice.chosen,
+        }
+        for (recipe, lr), value in choice.means.items()
+    ]
+
+
+def _metric(run: Result | None, part: str) -> float | None:
+    return None if run is None else run[part][run["metric"]]
+
+
+def _details(runs: list[Result]) -> dict[str, Any] | None:
+    """The confusion matrices of several seeds, added up; None where no run has one, as those of older versions."""
+    found = [run["test_details"] for run in runs if run.get("test_details")]
+    if not found:
+        return None
+    matrices = zip(*(one["confusion"] for one in found), strict=True)
+    confusion = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in matrices]
+    return {"classes": found[0]["classes"], "confusion": confusion, "runs": len(found)}
+
+
+def _published(plan: Plan, entry: Entry) -> dict[str, Any] | None:
+    rows = [asdict(row) for row in plan.published if row.name == entry.name]
+    return {name: value for name, value in rows[0].items() if name != "name"} if rows else None
+
+
+def _versions(results: dict[str, Result]) -> dict[str, str]:
+    """What the runs were made with; where machines differ, all of it."""
+    seen: dict[str, dict[str, None]] = defaultdict(dict)
+    for result in results.values():
+        for name, value in result.get("versions", {}).items():
+            seen[name][str(value)] = None
+    return {name: ", ".join(values) for name, values in seen.items()}
+
+
+def _data_notes(results: dict[str, Result]) -> list[str]:
+    """What the runs say about their data, each thing once."""
+    return list(dict.fromkeys(note for result in results.values() for note in result.get("notes", ())))
+
+
+def _failure_note(study: Study, key: str) -> str:
+    attempts = study.store.failures(key)
+    return f"{study.describe(key)} was given up after {len(attempts)} attempts: {attempts[-1]['error']}"

@@ -1,0 +1,60 @@
+"""From a path to an action task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from attemper.errors import ParameterError
+from attemper.lab.tasks.actions.folders import FolderOptions, read_folder
+from attemper.lab.tasks.actions.npz import read_npz
+from attemper.lab.tasks.actions.task import ActionTask
+from attemper.lab.tasks.errors import DataError
+
+__all__ = ["open_actions"]
+
+
+def open_actions(
+    name: str,
+    path: str,
+    root: Path,
+    *,
+    protocol: Literal["online", "segments"] = "online",
+    window: int = 64,
+    stride: int = 1,
+    train: int | None = None,
+    test: int | None = None,
+    features: str | None = None,
+    annotations: str | None = None,
+    targets: str | None = None,
+    feat_stride: int | None = None,
+    num_frames: int | None = None,
+    skip_missing: bool = False,
+) -> ActionTask:
+    """Videos as sequences of features, from one .npz file or from a folder with a JSON file in it.
+
+    path: relative to the data root or to where the program runs.
+    protocol, window, stride, train, test: see `ActionTask`.
+    features, annotations, targets, feat_stride, num_frames, skip_missing: of folders alone, see `FolderOptions`.
+    """
+    found = next((each for each in (root / path, Path(path)) if each.exists()), None)
+    if found is None:
+        raise DataError(f"'{path}' is not there, neither under the data root '{root}' nor from here.")
+    options = FolderOptions(
+        features=features,
+        annotations=annotations,
+        targets=targets,
+        feat_stride=feat_stride,
+        num_frames=num_frames,
+        skip_missing=skip_missing,
+    )
+    if found.is_dir():
+        videos = read_folder(found, options)
+    else:
+        given = [option for option, value in vars(options).items() if value]
+        if given:
+            raise ParameterError(f"'{name}': {given[0]} is an option of folders, and '{found}' is a file.")
+        videos = read_npz(found)
+    return ActionTask(
+        name=name, videos=videos, protocol=protocol, window=window, stride=stride, train=train, test_videos=test
+    )

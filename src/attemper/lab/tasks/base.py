@@ -1,0 +1,128 @@
+"""What a task is: data in a fixed split, the way from stored bytes to what a model takes, and what a result counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from attemper.lab.tasks.augment import Augment
+from attemper.lab.tasks.classification import Details, Metrics
+from attemper.lab.tasks.pooled import PooledTask
+from attemper.lab.tasks.source import Source
+
+__all__ = ["Detailed", "ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
+
+
+class Shape(Protocol):
+    """What a model must take and give; `str()` of it says so."""
+
+    @property
+    def classes(self) -> int: ...
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Inputs of noise with targets, to try a model on."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class InputShape:
+    """Images in, scores of classes out."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.channels} × {self.height} × {self.width} and of {self.classes} classes"
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, self.channels, self.height, self.width), torch.arange(samples) % self.classes
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceShape:
+    """Sequences of feature vectors in, scores of classes out."""
+
+    tokens: int
+    features: int
+    classes: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens × {self.features} features and of {self.classes} classes"
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, self.tokens, self.features), torch.arange(samples) % self.classes
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a run needs to know of its data. The test set is reached through `test()` and in no other way."""
+
+    @property
+    def name(self) -> str:
+        """The text that opens this task."""
+        ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data: runs with equal fingerprints saw the same images and labels."""
+        ...
+
+    @property
+    def primary(self) -> str:
+        """The metric that epochs and configurations are chosen by, on validation; larger is better."""
+        ...
+
+    def split(self, seed: int, validation: float) -> tuple[Source, Source]:
+        """Training and validation part of the training set: stratified, a function of the seed alone."""
+        ...
+
+    def test(self) -> Source: ...
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        """A batch as the source stores it → what the model takes, on the same device."""
+        ...
+
+    def augmentation(self, text: str) -> Augment:
+        """What the `augment` of a budget means here."""
+        ...
+
+    def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """What training makes small: a scalar."""
+        ...
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The share of a training batch that is right, for the learning curve: a scalar, without waiting for it."""
+        ...
+
+    def measure(self, model: nn.Module, source: Source) -> Metrics:
+        """The metrics of a model in eval mode on a set of samples: "loss", `primary`, and whatever else there is."""
+        ...
+
+
+@runtime_checkable
+class Detailed(Protocol):
+    """A task with more to say about a model than a few numbers."""
+
+    def details(self, model: nn.Module, source: Source) -> Details | None:
+        """What a model in eval mode gets right and wrong, class by class; None where that is not worth its price."""
+        ...
+
+
+@dataclasses.dataclass
+class ImageTask(PooledTask):
+    """Images with one class each, stored as uint8."""
+
+    shape: InputShape
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
+        mean, deviation = self.statistics_on(stored.device)
+        return (stored.float() - mean[:, None, None]) / deviation[:, None, None]

@@ -1,0 +1,147 @@
+"""From the text that names a task to the task, and to its files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from attemper.errors import ParameterError, suggestion
+from attemper.lab.call_syntax import check_options, parse_call, render_call
+from attemper.lab.tasks import audio, cifar
+from attemper.lab.tasks.actions import open_actions, open_planted
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.digits import open_digits
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.folder import open_folder
+from attemper.lab.tasks.noise import open_noise
+from attemper.lab.tasks.notifications import collecting
+from attemper.lab.tasks.numerals import open_numerals
+from attemper.lab.tasks.streaming import open_hf, open_wds
+from attemper.lab.tasks.timm_data import open_timm
+from attemper.lab.tasks.translation import open_translation
+
+__all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
+
+ROOT_VARIABLE = "ATTEMPER_DATA"
+
+TASKS = {
+    "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
+    "cifar10": "CIFAR-10, official binary or Python files under the data root",
+    "cifar100": "CIFAR-100, official binary or Python files under the data root",
+    "folder:PATH": "any folder with one subfolder of images per class",
+    "tones": "made-up tones in noise: six classes of sound, no files needed",
+    "audio:PATH": "any folder with one subfolder of audio files per class, such as GTZAN's genres",
+    "esc50:PATH": "ESC-50 with its CSV; one of its five folds is the test set",
+    "mel:FILE": "ready log-mel spectrograms in an .npz file",
+    "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
+    "planted": "made-up videos with planted actions, no files needed",
+    "noise": "random images in any number and size, by which plans are measured; no files needed",
+    "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
+    "wds:PATH": "WebDataset's tar files of any number: a folder, or a pattern such as imagenet/train-{0000..1023}.tar",
+    "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
+    "numerals": "English numbers below a million, to be said in German; no files needed",
+    "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
+}
+
+AUDIO: dict[str, Callable[..., Task]] = {"audio": audio.open_audio, "esc50": audio.open_esc50, "mel": audio.open_mel}
+STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """Where data sets lie: what was given, else the variable ATTEMPER_DATA, else ./data."""
+    return Path(root or os.environ.get(ROOT_VARIABLE) or "data").expanduser()
+
+
+def list_tasks() -> dict[str, str]:
+    """Every task's name, with a line about it."""
+    return dict(TASKS)
+
+
+def open_task(text: str, root: Path | None = None) -> Task:
+    """The task that a text such as 'digits', 'cifar10(train=5000)' or 'folder:flowers(size=64)' names.
+
+    text: a name of `list_tasks()`, with options in call form. Every task takes train= and test=: how many images to
+        keep, the same ones for everybody, with every class in its proportion.
+    root: the folder under which data sets lie; None: the variable ATTEMPER_DATA, else ./data.
+
+    >>> task = open_task("digits")
+    >>> task.shape
+    InputShape(channels=1, height=8, width=8, classes=10)
+    >>> [len(part) for part in task.split(seed=0, validation=0.3)]
+    [1006, 431]
+    """
+    name, options = parse_call(text)
+    opener = _opener(name, render_call(name, options), data_root(root))
+    check_options(text, opener, options)
+    return opener(**options)
+
+
+def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
+    kind, _, rest = name.partition(":")
+    if name == "digits":
+        return functools.partial(open_digits, label)
+    if name == "noise":
+        return functools.partial(open_noise, label)
+    if name in cifar.CIFAR:
+        return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
+    if kind == "folder" and rest:
+        return functools.partial(open_folder, label, rest, root)
+    if name == "tones":
+        return functools.partial(audio.open_tones, label)
+    if kind in AUDIO and rest:
+        return functools.partial(AUDIO[kind], label, rest, root)
+    if name == "planted":
+        return functools.partial(open_planted, label)
+    if kind == "actions" and rest:
+        return functools.partial(open_actions, label, rest, root)
+    if kind == "timm" and rest:
+        return functools.partial(open_timm, label, rest, root)
+    if kind in STREAMS and rest:
+        return functools.partial(STREAMS[kind], label, rest, root)
+    if name == "numerals":
+        return functools.partial(open_numerals, label)
+    if kind == "translation" and rest:
+        return functools.partial(open_translation, label, rest, root)
+    raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
+
+
+def verify(text: str, root: Path | None = None) -> list[str]:
+    """Check the files of a task, and say in a few lines what was found; what is wrong with them is raised.
+
+    >>> verify("digits")
+    ['digits: 1,437 training samples and 360 test samples of 1 × 8 × 8 and of 10 classes']
+    """
+    with collecting() as told:
+        task = open_task(text, root)
+    train, validation = task.split(seed=0, validation=0.5)
+    return [
+        f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
+        f"of {task.shape}",
+        *dict.fromkeys((*told, *getattr(task, "notes", ()))),
+    ]
+
+
+def prepare(text: str, root: Path | None = None) -> list[str]:
+    """Download the files of a task that are not there yet, then `verify` them."""
+    name, _ = parse_call(text)
+    where = data_root(root)
+    if name in cifar.CIFAR and not cifar.is_there(cifar.CIFAR[name], where):
+        _download(name, cifar.CIFAR[name].torchvision, where)
+    return verify(text, root)
+
+
+def _download(name: str, kind: str, root: Path) -> None:
+    import torchvision
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        getattr(torchvision.datasets, kind)(root, download=True)
+    except OSError as error:  # urllib's errors are among them
+        raise DataError(
+            f"{name} could not be downloaded into '{root}': {error}. On a machine without network, copy the official "
+            f"folder there ({' or '.join(layout.folder for layout in cifar.CIFAR[name].layouts)})."
+        ) from None
+    except RuntimeError as error:
+        raise DataError(f"The download of {name} into '{root}' is damaged: {error}. Delete it and try again.") from None

@@ -1,0 +1,113 @@
+"""Data sets that timm opens: torchvision's, Hugging Face's, WebDataset's, TensorFlow's."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attemper.lab.tasks import source
+from attemper.lab.tasks.base import ImageTask, InputShape
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.fingerprint import of_parts, of_tensors
+from attemper.lab.tasks.source import LazySource, MemorySource, Source
+
+__all__ = ["open_timm"]
+
+
+def open_timm(
+    name: str,
+    dataset: str,
+    root: Path,
+    *,
+    size: int = 64,
+    training: str = "train",
+    held_out: str = "validation",
+    train: int | None = None,
+    test: int | None = None,
+) -> ImageTask:
+    """The images of a data set that `timm.data.create_dataset(dataset, root)` opens, resized to a square.
+
+    size: side of the images in pixels.
+    training, held_out: what the two splits are called there.
+    """
+    pool, rest = TimmSplit(dataset, root, training, size), TimmSplit(dataset, root, held_out, size)
+    classes = int(pool.targets.max()) + 1
+    return ImageTask(
+        name=name,
+        shape=InputShape(channels=3, height=size, width=size, classes=classes),
+        fingerprint=of_parts(dataset, str(size), pool.fingerprint, rest.fingerprint),
+        pool=lambda: pool.source,
+        held_out=lambda: rest.source,
+        classes=tuple(map(str, range(classes))),
+        train=train,
+        test_images=test,
+    )
+
+
+@dataclasses.dataclass
+class TimmSplit:
+    """One split of a data set; one that comes as a stream is read to its end."""
+
+    name: str
+    root: Path
+    split: str
+    size: int
+
+    @cached_property
+    def dataset(self) -> Any:
+        from timm.data.dataset_factory import create_dataset
+
+        try:
+            return create_dataset(self.name, root=str(self.root), split=self.split, is_training=False)
+        except Exception as error:  # whatever the library behind the name raises
+            raise DataError(
+                f"timm could not open the split '{self.split}' of '{self.name}' under '{self.root}': "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def fits(self) -> bool:
+        return len(self.dataset) * 3 * self.size**2 <= source.MEMORY_LIMIT
+
+    @cached_property
+    def source(self) -> Source:
+        if not self.fits:
+            return LazySource(self.load, self._read(images=False)[1])
+        images, targets = self._read(images=True)
+        return MemorySource(images, targets)
+
+    @property
+    def targets(self) -> Tensor:
+        return self.source.targets
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of images and classes where they are held in memory, else of the classes alone."""
+        if isinstance(self.source, MemorySource):
+            return of_tensors(self.source.images, self.source.targets)
+        return of_tensors(self.source.targets)
+
+    def load(self, index: int) -> Tensor:
+        return source.decode(self.dataset[index][0], self.size)
+
+    def _read(self, images: bool) -> tuple[Tensor, Tensor]:
+        streamed = isinstance(self.dataset, torch.utils.data.IterableDataset)
+        if streamed and not images:
+            raise DataError(
+                f"'{self.name}' is a stream and too large to be held in memory at size {self.size}; open it with "
+                "wds: or hf:, or choose a smaller size."
+            )
+        samples = self.dataset if streamed else (self.dataset[index] for index in range(len(self.dataset)))
+        pixels, targets = [], []
+        for image, target in samples:
+            if images:
+                pixels.append(source.decode(image, self.size))
+            targets.append(int(target))
+        if not targets:
+            raise DataError(f"The split '{self.split}' of '{self.name}' is empty.")
+        return torch.stack(pixels) if images else torch.empty(0), torch.tensor(targets)

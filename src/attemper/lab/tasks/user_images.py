@@ -1,0 +1,66 @@
+"""The user's own images: a folder of them, decoded where that can be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attemper.lab.tasks.errors import DataError
+from attemper.lab.tasks.source import decode
+
+__all__ = ["Images", "read_images"]
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+NAMED = 5
+"""So many names of images that cannot be decoded are told."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size."""
+
+    pixels: Tensor
+    """uint8 (B, 3, size, size)"""
+    names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    """Names of files that could not be decoded."""
+
+    @property
+    def warning(self) -> str:
+        """What was skipped, in words; empty where nothing was."""
+        if not self.skipped:
+            return ""
+        rest = f" and {len(self.skipped) - NAMED} more" if len(self.skipped) > NAMED else ""
+        many = "1 image" if len(self.skipped) == 1 else f"{len(self.skipped)} images"
+        return f"{many} could not be decoded and {'was' if len(self.skipped) == 1 else 'were'} skipped: " + (
+            ", ".join(self.skipped[:NAMED]) + rest
+        )
+
+
+def read_images(folder: Path, size: int, most: int) -> Images:
+    """The first images of a folder, by name and at any depth, cut to their middle square and resized.
+
+    size: side in pixels. most: so many images are read.
+    """
+    if not folder.is_dir():
+        raise DataError(f"'{folder}' is not a folder; --images wants one with image files in it.")
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not files:
+        raise DataError(f"'{folder}' has no image in it (looked for {', '.join(ENDINGS)}).")
+    pixels, names, skipped = [], [], []
+    for file in files:
+        name = file.relative_to(folder).as_posix()
+        try:
+            pixels.append(decode(file, size))
+            names.append(name)
+        except (OSError, ValueError, SyntaxError, EOFError):  # what Pillow raises depends on the format
+            skipped.append(name)
+        if len(pixels) == most:
+            break
+    if not pixels:
+        shown = ", ".join(skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
+        raise DataError(f"None of the {len(skipped)} images in '{folder}' can be decoded: {shown}.")
+    return Images(torch.stack(pixels), tuple(names), tuple(skipped))

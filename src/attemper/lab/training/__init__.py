@@ -1,0 +1,24 @@
+"""Training: one run from its description to its result."""
+
+from attemper.lab.training.check import check_run
+from attemper.lab.training.checkpoint import CHECKPOINT, StorageError
+from attemper.lab.training.cost import Cost, step_costs
+from attemper.lab.training.loop import Progress, run
+from attemper.lab.training.ranks import RankError, joined
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.teacher import settled
+
+__all__ = [
+    "CHECKPOINT",
+    "Budget",
+    "Cost",
+    "Progress",
+    "RankError",
+    "RunSpec",
+    "StorageError",
+    "check_run",
+    "joined",
+    "run",
+    "settled",
+    "step_costs",
+]

@@ -1,0 +1,44 @@
+"""Whether a run can work at all, found out before any training starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from attemper.errors import AttemperError, ParameterError
+from attemper.lab.evaluation.suites import parse_suites
+from attemper.lab.tasks.base import InputShape, Task
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.randomness import borrowed
+from attemper.lab.training.spec import RunSpec
+
+__all__ = ["check_run"]
+
+
+def check_run(spec: RunSpec, task: Task) -> None:
+    """Raise unless the data can be split, and the model can be built, tempered and run forward and backward.
+
+    One step is made on two inputs of noise, on the CPU: a recipe that does not fit raises there at the latest.
+    """
+    task.augmentation(spec.budget.augment)
+    if spec.evaluate:
+        parse_suites(spec.evaluate)
+        if not isinstance(task.shape, InputShape):
+            raise ParameterError(
+                f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'."
+            )
+    task.split(spec.seed, spec.budget.validation)
+    plain = dataclasses.replace(spec.budget, compile=False, precision="float32")  # neither says what fits
+    with borrowed():
+        learner = Learner(dataclasses.replace(spec, budget=plain), task, torch.device("cpu"))
+        learner.model.train()
+        inputs, targets = task.shape.example(2)
+        try:
+            learner.learn(inputs, targets)
+        except AttemperError:
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ParameterError(
+                f"'{spec.model}' with '{spec.recipe}' does not run on inputs of {task.shape}: {error}"
+            ) from error

@@ -1,0 +1,136 @@
+"""Interruptions: what a run writes down so that it can go on, and how it finds its place again.
+
+A checkpoint is written at the end of an epoch, or inside of one between two steps of the optimiser, when there are no
+gradients to keep. The order of batches is a function of seed and epoch: a position in an epoch is a number of batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from attemper.lab.training.checkpoint import (
+    DamagedError,
+    StorageError,
+    load_checkpoint,
+    make_ready,
+    save_checkpoint,
+    set_aside,
+)
+from attemper.lab.training.learner import Learner
+from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
+from attemper.lab.training.ranks import Ranks
+from attemper.lab.training.run_state import Story
+from attemper.lab.training.shards import load_shards, remove_shards, save_shards
+
+__all__ = ["Interruptions"]
+
+Weights = Mapping[str, Tensor]
+
+
+class Interruptions:
+    """The checkpoints of one run.
+
+    key: of the run; another run's checkpoint is not taken for its own.
+    warn: told what a user should know.
+    """
+
+    def __init__(
+        self, folder: Path, key: str, seed: int, learner: Learner, ranks: Ranks, warn: Callable[[str], None]
+    ) -> None:
+        self.folder, self.key, self.seed = folder, key, seed
+        self.learner, self.ranks, self.warn = learner, ranks, warn
+
+    # ------------------------------------------------------------------------------------------------------- writing
+    def save(self, story: Story, best: Weights) -> None:
+        """Write everything that the rest of the run depends on, by all ranks together."""
+        state: dict[str, Any] = {
+            "key": self.key,
+            "story": dataclasses.asdict(story),
+            "random": self.ranks.gather(random_state()),
+        }
+        if story.batch:
+            self.learner.settle()  # running statistics of the main rank are those that count when the epoch ends
+            state["meter"] = self.learner.meter.state()
+        if self.ranks.sharded:
+            state["shards"] = save_shards(self.folder, place(story), self.learner, best)
+        else:
+            state |= {"best": best, **self.learner.state()}
+        if self.ranks.main:
+            save_checkpoint(self.folder, state)
+            if self.ranks.sharded:
+                remove_shards(self.folder, but=state["shards"])
+
+    # ------------------------------------------------------------------------------------------------------- reading
+    def resume(self, best: Weights) -> tuple[Story, Weights] | None:
+        """Put everything back as the checkpoint has it: story and best weights, or None where a run begins.
+
+        One that is damaged or another run's is set aside. best: such as would be read.
+        """
+        try:
+            state = self.ranks.from_main(self._read)
+            if isinstance(state, DamagedError):
+                raise state
+            if state is None:
+                return None
+            if self.ranks.sharded:
+                best = load_shards(self.folder, state["shards"], self.learner, best)
+            else:
+                best = state["best"]
+                self.learner.load_state(state)
+        except DamagedError as error:
+            aside = self.ranks.from_main(lambda: set_aside(self.folder))
+            self.warn(f"{error}; it is now '{aside.name}', and the run starts again.")
+            return None
+        story = Story(**state["story"])
+        if story.batch:
+            self.learner.meter.load_state(state["meter"])
+        self._resume_random(state["random"], story)
+        return story, best
+
+    def _read(self) -> dict[str, Any] | DamagedError | None:
+        """The run's own checkpoint, none, or what is wrong with it."""
+        make_ready(self.folder)
+        try:
+            state = load_checkpoint(self.folder)
+        except DamagedError as error:
+            return error
+        if state is None:
+            return None
+        if state.get("key") != self.key or not isinstance(state["random"], list):
+            return DamagedError(
+                f"The checkpoint in '{self.folder}' belongs to another run, or to another version of Attemper"
+            )
+        if ("shards" in state) != self.ranks.sharded:
+            kind, other = ("fsdp", "ddp") if "shards" in state else ("ddp", "fsdp")
+            raise StorageError(
+                f"The checkpoint in '{self.folder}' was written with --parallel {kind}, and cannot be read with "
+                f"{other}. Go on with --parallel {kind}, or in another folder."
+            )
+        return state
+
+    def _resume_random(self, states: list[dict[str, Any]], story: Story) -> None:
+        """Draw on as each rank would have; as many ranks as before are needed for that."""
+        if len(states) == self.ranks.size:
+            set_random_state(states[self.ranks.rank])
+            return
+        seed_everything(self.seed, self.ranks.rank, story.epoch, *([story.batch] if story.batch else []))
+        before, now = counted(len(states)), counted(self.ranks.size)
+        self.warn(
+            f"The checkpoint was written by {before}, and the run goes on with {now}: from the same weights and with "
+            "the same batches, but with other random draws, so not with the same bits."
+        )
+
+
+def place(story: Story) -> str:
+    """Where a run is, as a part of a name."""
+    return f"{story.epoch}-{story.batch}" if story.batch else str(story.epoch)
+
+
+def counted(processes: int) -> str:
+    """A number of processes in words."""
+    return "one process" if processes == 1 else f"{processes} processes"

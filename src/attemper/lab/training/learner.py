@@ -1,0 +1,272 @@
+"""A tempered model with everything that changes it: optimiser, moving average, and the step that joins them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper.lab.models import build_model
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.seed_streams import derive, drawing_from
+from attemper.lab.training.distillation import answer, distillation_loss, prepare_student
+from attemper.lab.training.meter import Meter
+from attemper.lab.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
+from attemper.lab.training.ranks import ALONE, Ranks
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.teacher import open_teacher
+from attemper.tempering.outputs import counted_in, logits_of
+
+__all__ = ["Average", "Learner"]
+
+
+class Learner:
+    """One model under one recipe.
+
+    The initial weights are a function of the seed: the same for every recipe, and on every device.
+
+    accumulate: batches per step of the optimiser.
+    ranks: who shares the work. share: the part of every batch that this rank sees.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        task: Task,
+        device: torch.device,
+        accumulate: int = 1,
+        ranks: Ranks = ALONE,
+        share: float = 1.0,
+    ) -> None:
+        self.budget = spec.budget
+        self.task = task
+        self.device = device
+        self.ranks = ranks
+        self.share = share
+        with drawing_from(derive(spec.seed, "weights")):
+            self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
+            self.tempered = attemper.apply(self.model, spec.recipe)
+        self.tempered.batch_share = share
+        self.model.to(device)
+        if ranks.sharded:
+            shard(self.model, ranks, device)
+        self.optimizer = make_optimizer(self.model, self.budget, device, graphs=ranks.alone)
+        self.network = self.compiled(self.model)
+        self.objective = connect(Objective(self.network, self.loss), ranks, device)
+        self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
+        self.meter = Meter(self.budget.loss_bound, device)
+        self.accumulate = accumulate
+        self.waiting = 0
+        """Batches whose gradients the optimiser has not seen yet."""
+        self.teacher: nn.Module | None = None
+        """Whole on every rank, and no part of the model: nothing tempers, trains, averages or stores it."""
+        if self.budget.teacher is not None:
+            prepare_student(self.model)
+            self.teacher = self.compiled(open_teacher(self.budget, task.shape).to(device))
+
+    def compiled(self, network: nn.Module) -> nn.Module:
+        """The network as the budget lets it run."""
+        return cast(nn.Module, torch.compile(network)) if self.budget.compile else network
+
+    def learn(self, inputs: Tensor, targets: Tensor) -> None:
+        """One batch: forward, backward and, at the end of an accumulation, a step of the optimiser.
+
+        inputs: what the model takes. targets: what the task's loss takes. Both are this rank's part of the batch; its
+        loss counts by its share, so that the mean of the gradients is the gradient of the whole batch.
+        """
+        self.waiting += 1
+        complete = self.waiting == self.accumulate
+        with contextlib.nullcontext() if complete else without_sync(self.objective, self.model):
+            loss: Tensor = self.objective(inputs, targets)
+            (loss * (self.share * self.ranks.size / self.accumulate)).backward()
+        if complete:
+            self.update()
+
+    def update(self) -> None:
+        """Let the optimiser take its step with the gradients that have come together."""
+        if self.budget.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.budget.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        self.waiting = 0
+
+    def forget(self) -> None:
+        """Drop what a pass that led to no step has left behind: gradients and penalties."""
+        self.optimizer.zero_grad()
+        self.tempered.penalty()
+        self.waiting = 0
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The training loss with all that the recipe adds to it; the meter counts it."""
+        seen: list[tuple[Tensor, Tensor]] = []
+        counted = counted_in(targets)
+        weight = self.weight(counted)
+        taught = self.taught(inputs)
+
+        def criterion(out: Any) -> Tensor:
+            loss, logits = self.criterion(out, targets, taught)
+            seen.append((loss.detach(), logits.detach()))
+            return loss
+
+        with self.autocast():
+            total = self.tempered.loss(lambda: self.network(inputs), criterion, counted, weight)
+        losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
+        means = losses.mean(), self.task.right(seen[0][1], targets)
+        loss, right = means if weight is None else (weight * mean for mean in means)
+        self.meter.update(*self.ranks.mean((total.detach(), loss, right), self.share))
+        return total
+
+    def weight(self, counted: Tensor | None) -> Tensor | None:
+        """What a loss must be multiplied with that is a mean over what counts in a batch, and not over its samples.
+
+        counted: boolean, which predictions count; none: all. A rank whose samples have more of them counts for more.
+        """
+        if counted is None or self.ranks.alone:
+            return None
+        here = counted.sum().float()
+        return here / self.ranks.sum(here) / self.share
+
+    @torch.no_grad()
+    def taught(self, inputs: Tensor) -> Tensor | None:
+        """What the teacher says to a batch, which the student sees in just the same form; None without a teacher."""
+        if self.teacher is None:
+            return None
+        with self.autocast():
+            return logits_of(self.teacher(inputs)).float()
+
+    def criterion(self, out: Any, targets: Tensor, taught: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss of an output, the task's own and the teacher's share in it, and the logits.
+
+        taught: the teacher's logits.
+        """
+        logits, budget = logits_of(out).float(), self.budget
+        loss = self.task.loss(logits, targets, budget.smoothing)
+        if taught is not None:
+            far = distillation_loss(answer(out).float(), taught, budget.distillation, budget.temperature)
+            loss = (1 - budget.distillation_alpha) * loss + budget.distillation_alpha * far
+        return loss, logits
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Lower precision where the budget asks for it."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.budget.precision == "bfloat16")
+
+    def set_lr(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # in place: a CUDA graph has it by its address
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The model in eval mode, with the averaged weights where there are any; afterwards, as it was."""
+        swapped = self.average.swapped_in() if self.average is not None else contextlib.nullcontext()
+        self.model.eval()
+        try:
+            with swapped, torch.no_grad(), self.autocast():
+                yield self.model
+        finally:
+            self.model.train()
+
+    def settle(self) -> None:
+        """Give every rank the running statistics of the main one; parameters are equal without that."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        own = {id(buffer) for norm in norms for buffer in norm.buffers()}
+        self.ranks.overwrite([buffer for buffer in self.model.buffers() if id(buffer) in own])
+        if self.average is not None:
+            pairs = zip(self.average.live, self.average.values, strict=True)
+            self.ranks.overwrite([value for live, value in pairs if id(live) in own])
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of what is evaluated; of a sharded model, this rank's part."""
+        with self.evaluating() as model:
+            return {name: copy_of(value) for name, value in model.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later steps depend on, except random states."""
+        average = None if self.average is None else self.average.values
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()["state"], "average": average}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        groups = self.optimizer.state_dict()["param_groups"]  # the budget's own, on this device
+        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        if self.average is not None:
+            self.average.load(state["average"])
+
+
+def make_optimizer(
+    model: nn.Module, budget: Budget, device: torch.device, *, graphs: bool = True
+) -> torch.optim.Optimizer:
+    """Adam with L2 or AdamW, in one fused kernel.
+
+    graphs: whether a CUDA graph may hold its steps; on a GPU the rate then is a tensor, which a graph can read.
+    """
+    kind: Callable[..., torch.optim.Optimizer] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
+        budget.optimizer
+    ]
+    captured = graphs and device.type == "cuda"
+    rate = torch.tensor(budget.lr, device=device) if captured else budget.lr
+    groups = parameter_groups(model, budget.decay)
+    return kind(groups, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=captured)
+
+
+def parameter_groups(model: nn.Module, decay: Literal["all", "matrices"]) -> list[dict[str, Any]]:
+    """The trained parameters, those that weight decay leaves alone in a group of their own.
+
+    decay: "matrices" leaves out whatever has one dimension, which are biases, norms and scales, and what the model
+        itself names: timm's models have a `no_weight_decay()`, with class token and positions in it.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if decay == "all":
+        return [{"params": list(trained.values())}]
+    named = set(cast(Any, model).no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    alone = {name for name, p in trained.items() if p.ndim <= 1 or name in named}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trained.items() if name not in alone]},
+        {"params": [p for name, p in trained.items() if name in alone], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class Average:
+    """An exponential moving average of a model's weights; what is not a floating-point number is copied."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.live = [*model.parameters(), *model.buffers()]
+        self.values = [tensor.detach().clone() for tensor in self.live]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for value, live in zip(self.values, self.live, strict=True):
+            if value.is_floating_point():
+                value.lerp_(live, 1 - self.decay)
+            else:
+                value.copy_(live)
+
+    @torch.no_grad()
+    def load(self, values: list[Tensor]) -> None:
+        for value, given in zip(self.values, values, strict=True):
+            value.copy_(given)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """A stretch of code in which the model has the averaged weights."""
+        kept = [tensor.detach().clone() for tensor in self.live]
+        self._write(self.values)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    @torch.no_grad()
+    def _write(self, values: list[Tensor]) -> None:
+        for live, value in zip(self.live, values, strict=True):
+            live.copy_(value)

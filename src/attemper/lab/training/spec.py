@@ -1,0 +1,210 @@
+"""What a run is: task, model, recipe, seed and budget, small enough to be written into a file and hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, Literal
+
+from attemper.errors import ParameterError, suggestion
+from attemper.lab.call_syntax import parse_call, render_call
+
+__all__ = ["Budget", "RunSpec", "canonical"]
+
+FORMAT = 1
+"""Raised when a run of the same description would give another result than before."""
+
+
+LATER = (
+    "repeats",
+    "decay",
+    "teacher",
+    "teacher_weights",
+    "teacher_hash",
+    "distillation",
+    "distillation_alpha",
+    "temperature",
+)
+"""Fields of a budget that were not there from the beginning."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long and how a model is trained. The same for every recipe of a study.
+
+    >>> Budget(epochs=40, lr=5e-4).warmup_epochs
+    5.0
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 1e-3
+    min_lr: float = 1e-5
+    """Where the cosine ends."""
+    warmup_epochs: float = 5.0
+    """Epochs (or a part of one) over which the rate rises linearly from zero."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = 5e-5
+    clip: float | None = None
+    """Largest norm of the whole gradient; none: not clipped."""
+    ema: float | None = None
+    """Decay of a moving average of the weights that is evaluated in their place; none: the weights themselves."""
+    accumulate: int = 1
+    """Batches per optimiser step."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    augment: str = "none"
+    """Augmentations joined by '+', such as 'crop-flip+mixup(0.8)'."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    validation: float = 0.3
+    """Share of the training set that is held out to choose the epoch and the configuration."""
+    loss_bound: float = 1e4
+    """A training loss above it, or one that is not a number, ends the run as diverged."""
+    repeats: int = 1
+    """How often every batch holds each of its images, augmented differently each time. An epoch keeps its length."""
+    decay: Literal["all", "matrices"] = "all"
+    """What weight decay falls on; matrices: not on biases, norms and what the model's own no_weight_decay() names."""
+    teacher: str | None = None
+    """A trained model to learn from beside the labels, such as 'timm:regnety_160.deit_in1k(pretrained=true)'."""
+    teacher_weights: str | None = None
+    """The teacher's weights: a safetensors file, such as the model.safetensors of a run."""
+    teacher_hash: str | None = None
+    """Of the teacher's weights; filled in when a run begins. Given, other weights are refused."""
+    distillation: Literal["hard", "soft"] = "hard"
+    """What is learnt from the teacher; hard: its answer; soft: its probabilities at a temperature."""
+    distillation_alpha: float = 0.5
+    """Share of the teacher in the loss; the labels have the rest."""
+    temperature: float = 3.0
+    """What soft distillation divides logits by."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._read(field.name, str(field.type))
+        self._check("epochs", self.epochs >= 1, "at least 1")
+        self._check("batch_size", self.batch_size >= 1, "at least 1")
+        self._check("lr", self.lr > 0, "above 0")
+        self._check("min_lr", self.min_lr >= 0, "at least 0")
+        self._check("warmup_epochs", self.warmup_epochs >= 0, "at least 0")
+        self._check("optimizer", self.optimizer in ("adam", "adamw"), "'adam' or 'adamw'")
+        self._check("weight_decay", self.weight_decay >= 0, "at least 0")
+        self._check("clip", self.clip is None or self.clip > 0, "above 0, or none")
+        self._check("ema", self.ema is None or 0 < self.ema < 1, "between 0 and 1, or none")
+        self._check("accumulate", self.accumulate >= 1, "at least 1")
+        self._check("precision", self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+        self._check("smoothing", 0 <= self.smoothing < 1, "from 0 to below 1")
+        self._check("validation", 0 < self.validation < 1, "between 0 and 1")
+        self._check("loss_bound", self.loss_bound > 0, "above 0")
+        self._check("repeats", self.repeats >= 1, "at least 1")
+        self._check("decay", self.decay in ("all", "matrices"), "'all' or 'matrices'")
+        self._check("distillation", self.distillation in ("hard", "soft"), "'hard' or 'soft'")
+        self._check("distillation_alpha", 0 <= self.distillation_alpha <= 1, "from 0 to 1")
+        self._check("temperature", self.temperature > 0, "above 0")
+        if self.batch_size % self.repeats:
+            raise ParameterError(
+                f"batch_size is {self.batch_size}, and every image is in a batch {self.repeats} times (repeats); it "
+                f"must be a multiple of that, such as {-(-self.batch_size // self.repeats) * self.repeats}."
+            )
+        self._check_teacher()
+
+    def _read(self, name: str, kind: str) -> None:
+        """See that a value has its type. A whole number in place of a float becomes one, so that keys are equal."""
+        value = getattr(self, name)
+        if value is None and "None" in kind:
+            return
+        if kind.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+            object.__setattr__(self, name, value)
+        types = {"int": int, "float": float, "bool": bool, "str": str}
+        expected = types.get(kind.removesuffix(" | None"))
+        if expected is None:  # one of a few words: checked with the ranges
+            return
+        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+            raise ParameterError(f"{name} is {value!r}; it must be {words[expected]}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ParameterError(f"{name} is {value!r}; it must be a finite number.")
+
+    def _check(self, name: str, fine: bool, allowed: str) -> None:
+        if not fine:
+            raise ParameterError(f"{name} is {getattr(self, name)!r}; it must be {allowed}.")
+
+    def _check_teacher(self) -> None:
+        """An option that could not have any effect is refused: it would be a slip of the pen."""
+        if self.teacher is not None:
+            try:
+                text = render_call(*parse_call(self.teacher))
+            except ParameterError as error:
+                raise ParameterError(f"teacher is {self.teacher!r}: {error}") from None
+            object.__setattr__(self, "teacher", text)  # equal teachers must give equal keys
+            if self.distillation == "hard" and self.temperature != Budget.temperature:
+                raise ParameterError(f"temperature is {self.temperature}; only soft distillation has one.")
+            return
+        for name in ("teacher_weights", "teacher_hash", "distillation", "distillation_alpha", "temperature"):
+            if getattr(self, name) != getattr(Budget, name):
+                raise ParameterError(f"{name} is {getattr(self, name)!r}, and there is no teacher to learn from.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The budget as plain data. Fields that came later are left out where they say nothing.
+
+        So whatever a budget could say before is still said in the same words, and runs keep the keys that they had.
+        """
+        whole = dataclasses.asdict(self)
+        return {name: value for name, value in whole.items() if name not in LATER or value != getattr(Budget, name)}
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> Budget:
+        """The budget written in a plan or in a result; a key that does not exist is refused."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ParameterError(f"A budget has no '{name}'.{suggestion(name, known)} It has: {', '.join(known)}.")
+        return cls(**given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One training run, complete: whoever has the same data gets the same result from it."""
+
+    task: str
+    """Such as 'digits' or 'cifar10'; where the files lie on this machine is not part of it."""
+    model: str
+    """Such as 'vit-cifar', 'vit-cifar(depth=4)' or 'timm:vit_tiny_patch16_224'."""
+    recipe: str
+    """In the form that `attemper.render` gives."""
+    seed: int
+    """Of the split, the initial weights, the batch order and every random draw."""
+    budget: Budget
+    evaluate: tuple[str, ...] = ()
+    """What is measured at the end beside accuracy and loss, such as 'calibration': suites of `lab.evaluation`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        whole = {**dataclasses.asdict(self), "budget": self.budget.to_dict()}
+        suites = whole.pop("evaluate")  # only where there are any: runs without keep the keys that they always had
+        return {**whole, "evaluate": list(suites)} if suites else whole
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> RunSpec:
+        suites = tuple(given.get("evaluate", ()))
+        return cls(**{**given, "budget": Budget.from_dict(given["budget"]), "evaluate": suites})
+
+    def key(self, fingerprint: str) -> str:
+        """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included.
+
+        A teacher counts by its weights, wherever their file lies.
+        """
+        if self.budget.teacher is not None and self.budget.teacher_hash is None:
+            raise ParameterError(
+                f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
+                "attemper.lab.training.settled(spec, task) looks at them."
+            )
+        whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
+        whole["budget"].pop("teacher_weights", None)
+        return hashlib.sha256(canonical(whole).encode()).hexdigest()[:20]
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spare spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,159 @@
+"""The teacher of a distilled run: a trained network that is only ever asked, and never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+import attemper
+from attemper.errors import ParameterError
+from attemper.lab.call_syntax import parse_call, render_call
+from attemper.lab.models import build_model
+from attemper.lab.models.libraries import from_timm
+from attemper.lab.tasks.base import InputShape, Shape, Task
+from attemper.lab.tasks.seed_streams import drawing_from
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.tempering.outputs import logits_of
+
+__all__ = ["open_teacher", "settle", "settled", "untrained"]
+
+DIGITS = 20
+"""Of a hash."""
+
+
+def settled(spec: RunSpec, task: Task) -> RunSpec:
+    """The run with the hash of its teacher's weights, on which its key depends; without a teacher, the run itself."""
+    return dataclasses.replace(spec, budget=settle(spec.budget, task.shape))
+
+
+def settle(budget: Budget, shape: Shape) -> Budget:
+    """The budget with the hash of its teacher's weights, if it has a teacher and the hash is not there yet."""
+    if budget.teacher is None or budget.teacher_hash is not None:
+        return budget
+    return dataclasses.replace(budget, teacher_hash=_open(budget.teacher, budget.teacher_weights, shape)[1])
+
+
+def untrained(budget: Budget) -> Budget:
+    """The budget with an untrained teacher where it asks for a download: a step takes the same time with either."""
+    name, options = parse_call(budget.teacher or "none")
+    if not options.pop("pretrained", False):
+        return budget
+    options = {**options, "pretrained": False}
+    return dataclasses.replace(budget, teacher=render_call(name, options), teacher_hash=None)
+
+
+def open_teacher(budget: Budget, shape: Shape) -> nn.Module:
+    """The budget's teacher with its weights, on the CPU, in eval mode and without gradients.
+
+    Raises unless it has weights, they are those of `teacher_hash` where the budget has one, and it tells as many
+    classes apart as the task has. `timm:NAME(pretrained=false)` stands for an untrained one, to measure times with.
+    """
+    assert budget.teacher is not None
+    teacher, found = _open(budget.teacher, budget.teacher_weights, shape)
+    if budget.teacher_hash not in (None, found):
+        raise ParameterError(
+            f"teacher_hash is {budget.teacher_hash}, and the weights of the teacher '{budget.teacher}' have {found}: "
+            "they are others than this run was planned with."
+        )
+    return teacher
+
+
+def _open(text: str, weights: str | None, shape: Shape) -> tuple[nn.Module, str]:
+    """The teacher, and the hash of what it has learnt."""
+    with drawing_from(0):  # what it draws for weights that are then overwritten must not shift the run's own streams
+        if weights is None:
+            teacher, recipe = _from_library(text, shape), "none"
+        else:
+            given, trained, recipe = _read(weights)
+            if trained not in (None, text):  # weights can fit where heads, say, are divided in another way
+                raise ParameterError(f"teacher is '{text}', and '{weights}' says that it holds a '{trained}'.")
+            teacher = build_model(text, shape)
+            attemper.apply(teacher, recipe)  # some methods compute in eval mode too: the teacher is what was trained
+            _fill(teacher, given, text, weights, shape)
+        teacher.eval().requires_grad_(False)
+        _check_predictions(teacher, text, shape)
+    return teacher, _hash(teacher, recipe)
+
+
+def _from_library(text: str, shape: Shape) -> nn.Module:
+    name, options = parse_call(text)
+    library, _, model = name.partition(":")
+    pretrained = options.pop("pretrained", None)
+    if library != "timm" or not isinstance(pretrained, bool):
+        raise ParameterError(
+            f"The teacher '{text}' has no weights. Give teacher_weights a safetensors file, or let timm load its own: "
+            "timm:NAME(pretrained=true)."
+        )
+    if not isinstance(shape, InputShape):
+        raise ParameterError(f"The teacher '{text}' does not take inputs of {shape}.")
+    return from_timm(model, shape, options, pretrained=pretrained)
+
+
+def _read(path: str) -> tuple[dict[str, Tensor], str | None, str]:
+    """Weights in a safetensors file, and the model and recipe that they belong to where a run has written it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            notes = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ParameterError(f"teacher_weights is '{path}', which cannot be read as safetensors: {error}.") from error
+    try:
+        spec = json.loads(notes["spec"])
+        return weights, render_call(*parse_call(spec["model"])), str(spec["recipe"])
+    except (KeyError, TypeError, ValueError):  # somebody else's file
+        return weights, None, "none"
+
+
+def _fill(teacher: nn.Module, weights: Mapping[str, Tensor], text: str, path: str, shape: Shape) -> None:
+    """Load weights; those of another model are refused by name and shape, and another number of classes by that."""
+    own = teacher.state_dict()
+    if other := set(own) ^ set(weights):
+        name = min(other)
+        where = f"only in '{path}'" if name in weights else f"not in '{path}'"
+        raise ParameterError(f"The weights are not those of the teacher '{text}': '{name}' is {where}.")
+    for name, value in own.items():
+        found, wanted = tuple(weights[name].shape), tuple(value.shape)
+        if found == wanted:
+            continue
+        if wanted[:1] == (shape.classes,) and found[1:] == wanted[1:]:
+            raise ParameterError(
+                f"The weights '{path}' of the teacher '{text}' tell {found[0]} classes apart, and the task has "
+                f"{shape.classes}."
+            )
+        raise ParameterError(
+            f"The weights '{path}' are not those of the teacher '{text}': '{name}' is {found} and must be {wanted}."
+        )
+    teacher.load_state_dict(dict(weights))
+
+
+@torch.no_grad()
+def _check_predictions(teacher: nn.Module, text: str, shape: Shape) -> None:
+    inputs, _ = shape.example(2)
+    try:
+        given = tuple(logits_of(teacher(inputs)).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ParameterError(f"The teacher '{text}' does not run on inputs of {shape}: {error}") from error
+    if given == (2, shape.classes):
+        return
+    if len(given) == 2:
+        raise ParameterError(f"The teacher '{text}' tells {given[1]} classes apart, and the task has {shape.classes}.")
+    raise ParameterError(
+        f"The teacher '{text}' gives {' × '.join(map(str, given))} scores for two samples; a student learns from one "
+        "score per class and sample."
+    )
+
+
+def _hash(teacher: nn.Module, recipe: str) -> str:
+    """Of everything that decides what a teacher says beside its text."""
+    digest = hashlib.sha256(recipe.encode())
+    for name, value in sorted(teacher.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(memoryview(value.detach().contiguous().flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()[:DIGITS]

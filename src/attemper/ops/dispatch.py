@@ -1,0 +1,170 @@
+"""`attemper.attention`: one operation, several implementations.
+
+An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
+and `attention(call)` serves it. One that can take sums of squares along has two more: `squares(call, wanted)`, which of
+them, and `attention_and_squares(call, bias, names)`. It never imports another one. To add one, write the module, list
+it here, and put it into the table of `choice.py` above everything that it beats.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+from torch import Tensor
+
+from attemper.errors import ParameterError, UnsupportedError, suggestion
+from attemper.ops.call import Call, make_call
+from attemper.ops.choice import is_short, preference
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.seeds import seed_tensor
+
+__all__ = ["Verdict", "attend", "attend_and_square", "attention", "fastest_unperturbed", "implementations"]
+
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    name: importlib.import_module(module)  # by name: nothing here depends on a kernel
+    for name, module in {
+        "sdpa": "attemper.ops.sdpa",
+        "gather": "attemper.kernels.implementations.gather",
+        "triton": "attemper.kernels.implementations.triton",
+        "fa4": "attemper.kernels.implementations.fa4",
+        "reference": "attemper.ops.reference",
+    }.items()
+}
+
+Impl = Literal["auto", "sdpa", "gather", "triton", "fa4", "reference"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one implementation can serve a call."""
+
+    name: str
+    serves: bool
+    reason: str
+    """Why not; empty where it serves."""
+    chosen: bool
+    """Whether `impl="auto"` picks it."""
+    because: str = ""
+    """Why `auto` picks it; empty where it does not."""
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+    seed: int | Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Scaled dot-product attention with methods applied inside. Returns (B, H, Nq, e_v).
+
+    q: (B, H, Nq, e).
+    k, v: (B, H_kv, Nk, e) and (B, H_kv, Nk, e_v); H must be a multiple of H_kv (grouped-query heads).
+    attn_mask: broadcastable to (B, H, Nq, Nk); boolean (True = may attend) or added to the logits.
+    is_causal: query i sees keys 0 … i only. May be combined with attn_mask.
+    scale: 1/√e unless given.
+    methods: what acts in this call, such as `[DropKey(0.1)]`. There is no training mode here: they always act.
+    seed: an int or a 0-dim int64 tensor; drawn from torch's generator where None.
+    impl: "auto" takes the fastest implementation that can serve the call; a name is obeyed or refused.
+
+    >>> import torch
+    >>> from attemper.methods import DropKey
+    >>> q = k = v = torch.randn(2, 3, 17, 8)
+    >>> attention(q, k, v, methods=[DropKey(0.1)], seed=0).shape
+    torch.Size([2, 3, 17, 8])
+    """
+    seeded = None if seed is None else seed_tensor(seed, q.device)
+    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, seeded)  # type: ignore[arg-type]
+    return attend(call, impl)
+
+
+def fastest_unperturbed(call: Call) -> Literal["auto", "triton"]:
+    """The `impl` that is fastest for a call without methods, also where its last bits are not those of torch's kernels.
+
+    `auto` keeps such calls bit for bit as they are. Masks that are added, and causal calls, were not measured.
+    """
+    if call.is_causal or (call.attn_mask is not None and call.attn_mask.is_floating_point()):
+        return "auto"
+    return "triton" if is_short(call) and IMPLEMENTATIONS["triton"].refuse(call) is None else "auto"
+
+
+def attend(call: Call, impl: str) -> Tensor:
+    """Serve a call that was checked before."""
+    out: Tensor = choose(call, impl).attention(call)
+    return out
+
+
+def attend_and_square(
+    call: Call, impl: str, bias: Tensor | None, wanted: Collection[str]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`attend`, and those of the wanted squares of the projections that come along with it for next to nothing.
+
+    bias: of the projection that gave call.packed. wanted: "v", ‖V − b_v‖², or "qk", ‖(Q − b_q)(K − b_k)ᵀ‖², or both.
+    """
+    chosen = choose(call, impl)
+    names = chosen.squares(call, wanted) if wanted and hasattr(chosen, "squares") else ()
+    if not names:
+        return chosen.attention(call), {}
+    out, squares = chosen.attention_and_squares(call, bias, names)
+    return out, squares
+
+
+def choose(call: Call, impl: str) -> ModuleType:
+    """The implementation that serves this call, or an error that says which ones would."""
+    if impl == "auto":
+        return IMPLEMENTATIONS[_picked(call)[0]]
+    if impl not in IMPLEMENTATIONS:
+        known = ["auto", *IMPLEMENTATIONS]
+        raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
+    reason = IMPLEMENTATIONS[impl].refuse(call)
+    if reason is None:
+        return IMPLEMENTATIONS[impl]
+    serving = [name for name, module in IMPLEMENTATIONS.items() if module.refuse(call) is None]
+    raise UnsupportedError(
+        f"impl='{impl}' cannot serve this call on {call.q.device}: {reason}. These can: {', '.join(serving)}."
+    )
+
+
+def _picked(call: Call) -> tuple[str, str]:
+    """The name of the implementation that `auto` takes, and why."""
+    row = preference(call)
+    name = next(name for name in row.order if IMPLEMENTATIONS[name].refuse(call) is None)
+    before = row.order[: row.order.index(name)]
+    if not before:
+        return name, row.because
+    return name, f"the fastest that can serve {row.calls}; {' and '.join(before)} cannot serve this call"
+
+
+def implementations(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+) -> list[Verdict]:
+    """For each implementation, whether it can serve this call of `attention`, if not, why, and which one `auto` takes.
+
+    >>> import torch
+    >>> q = k = v = torch.randn(1, 1, 4, 8)
+    >>> [(verdict.name, verdict.because) for verdict in implementations(q, k, v) if verdict.chosen]
+    [('sdpa', "a call without methods is torch's own, bit for bit")]
+    """
+    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, None)  # type: ignore[arg-type]
+    chosen, because = _picked(call)
+    verdicts = []
+    for name, module in IMPLEMENTATIONS.items():
+        reason = module.refuse(call)
+        picked = name == chosen
+        verdicts.append(Verdict(name, reason is None, reason or "", picked, because if picked else ""))
+    return verdicts

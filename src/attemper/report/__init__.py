@@ -1,6 +1,0 @@
-"""Reports: one self-contained HTML page, its charts drawn here as SVG."""
-
-from attemper.report.page import Section, page
-from attemper.report.study import render
-
-__all__ = ["Section", "page", "render"]

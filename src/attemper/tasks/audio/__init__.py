@@ -1,7 +1,0 @@
-"""Audio: folders of sound files, ESC-50, ready spectrograms, and made-up tones."""
-
-from attemper.tasks.audio.opening import open_audio, open_esc50, open_mel
-from attemper.tasks.audio.task import AudioTask, MelSource
-from attemper.tasks.audio.tones import open_tones
-
-__all__ = ["AudioTask", "MelSource", "open_audio", "open_esc50", "open_mel", "open_tones"]

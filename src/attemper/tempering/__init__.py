@@ -1,0 +1,6 @@
+"""Tempering: methods meet the sites of a model, act there, and are taken off again."""
+
+from attemper.tempering.applying import apply
+from attemper.tempering.handle import PenaltyRow, Row, Tempered
+
+__all__ = ["PenaltyRow", "Row", "Tempered", "apply"]

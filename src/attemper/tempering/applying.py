@@ -1,0 +1,107 @@
+"""`attemper.apply`: puts methods on the sites of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from attemper.errors import (
+    AlreadyAppliedError,
+    ConflictError,
+    ParameterError,
+    WrappedModelError,
+    suggestion,
+)
+from attemper.methods.base import Method
+from attemper.methods.kinds import LossTerm
+from attemper.ops.dispatch import IMPLEMENTATIONS
+from attemper.recipe import as_methods, describe
+from attemper.sites import find_sites
+from attemper.tempering.handle import PREFIX, Tempered
+from attemper.tempering.placement import make_plan
+from attemper.tempering.subclassing import Control, add_action, is_tempered, override, state_of
+
+__all__ = ["apply"]
+
+
+def apply(
+    model: nn.Module,
+    recipe: str | Method | Sequence[Method],
+    *,
+    targets: Sequence[str] | str | None = None,
+    impl: str = "auto",
+    auto_penalty: bool = False,
+) -> Tempered:
+    """Temper a model in place. `remove()` undoes everything.
+
+    In eval mode the model computes exactly what it did before, unless the recipe changes its architecture (cb, graying,
+    skipless).
+
+    model: any module with attention in it, before it is wrapped (DDP, FSDP) or compiled, and before the optimiser is
+        built if a method adds parameters (cb_s).
+    recipe: a text such as "dropkey(0.1, schedule=decreasing)", a method, or a sequence of methods.
+    targets: globs on module names; only attention in the modules that they match is tempered. A module of your own that
+        is not recognised as attention is tempered when a glob names it.
+    impl: which implementation computes attention: "auto", or a name that is then obeyed or refused.
+    auto_penalty: add the gradient of every penalty inside backward, for training loops that cannot be changed.
+
+    >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    >>> tempered = apply(model, "dropkey(0.2, schedule=decreasing)")
+    >>> [row.rate for row in tempered.summary()]
+    [0.2, 0.1]
+    """
+    methods = tuple(as_methods(recipe))
+    _refuse_wrapped(model)
+    _refuse_tempered(model)
+    known = ("auto", *IMPLEMENTATIONS)
+    if impl not in known:
+        raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
+    if auto_penalty and any(isinstance(method, LossTerm) for method in methods):
+        raise ConflictError(
+            f"auto_penalty cannot serve '{describe(methods)}': a comparison of two passes needs "
+            "tempered.loss(forward, criterion)"
+        )
+    sites = find_sites(model, targets)
+    control = Control(methods, sites.left_alone, auto_penalty)
+    plan = make_plan(model, methods, sites, control, impl)
+    for module, action in plan.actions:
+        add_action(module, action)
+    for module, name, value in plan.overrides:
+        override(module, name, value)
+    if any(True for _ in plan.parameters.parameters()):
+        model.add_module(PREFIX, plan.parameters)
+    return Tempered(model, control)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise WrappedModelError(f"apply needs a torch.nn.Module, got {type(model).__name__}")
+    for name, module in model.named_modules():
+        where = f"'{name}'" if name else "the model"
+        kind = type(module).__name__
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise WrappedModelError(f"{where} is compiled already; apply to the model first, then torch.compile it")
+        if module._compiled_call_impl is not None:
+            raise WrappedModelError(f"{where} ({kind}) is compiled already; apply first, then call .compile()")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise WrappedModelError(f"{where} ({kind}) is scripted; apply to the Python model instead")
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) or kind.startswith("FSDP"):
+            raise WrappedModelError(f"{where} is wrapped in {kind}; apply to the model inside, then wrap it")
+        if "forward" in module.__dict__:
+            raise WrappedModelError(
+                f"the forward of {where} ({kind}) was replaced on the instance (by a hook of another library?), "
+                "where it would hide Attemper's; apply before that is done"
+            )
+
+
+def _refuse_tempered(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if is_tempered(module):
+            recipe = describe(state_of(module).actions[0].control.methods)
+            raise AlreadyAppliedError(
+                f"'{name}' is tempered already, with '{recipe}'. Call remove() on its handle (Tempered.of(model) finds "
+                "it), then apply one recipe that holds everything: 'dropkey(0.1) + dropattention(0.1)'."
+            )

@@ -1,0 +1,88 @@
+"""What happens to the patches of an image before they become tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.methods.base import Method, Place
+from attemper.methods.kinds import PatchMap
+from attemper.tempering.subclassing import Action, Control, hooks_saved_tensors, state_of
+
+__all__ = ["PatchAction", "ReuseAction", "from_patches", "to_patches"]
+
+
+@dataclass
+class PatchAction(Action):
+    """Maps the patches that an embedding is about to cut out of an image."""
+
+    control: Control
+    place: Place
+    method: Method
+    patch: tuple[int, int]
+
+    def acts(self, training: bool) -> bool:
+        return self.control.when != "never"
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        image: Tensor = args[0]
+        grid = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
+        patches = cast(PatchMap, self.method).map_patches(to_patches(image, grid, self.patch))
+        if state_of(module).original is nn.Conv2d and module.dilation == (1, 1) and module.groups == 1:
+            # Of patches that are there already, the convolution is one product: to put the image together again and
+            # to cut it up once more would take longer.
+            weight = cast(Tensor, module.weight).flatten(1)
+            embedded = F.linear(patches, weight, cast("Tensor | None", module.bias))
+            return embedded.transpose(1, 2).unflatten(2, grid)
+        return forward(from_patches(patches, image, grid, self.patch), *args[1:], **kwargs)
+
+
+@dataclass
+class ReuseAction(Action):
+    """Embeds the same image once for two passes that are compared: up to the first block they are equal.
+
+    If the image is changed in place between them, backward says so, as the gradient of the embedding needs it.
+    """
+
+    control: Control
+    name: str
+
+    def acts(self, training: bool) -> bool:
+        return self.control.embedded is not None
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        memory = self.control.embedded
+        # What is checkpointed runs once more in backward, where nothing is remembered: it must do the same now.
+        if memory is None or not args or (not torch.compiler.is_compiling() and hooks_saved_tensors()):
+            return forward(*args, **kwargs)
+        if self.control.muted:
+            for name, image, tokens in memory:
+                if name == self.name and image is args[0]:
+                    return tokens.clone()  # the model may add to its own in place
+            return forward(*args, **kwargs)
+        tokens = forward(*args, **kwargs)
+        if tokens.requires_grad and cast(Tensor, module.weight).requires_grad:
+            memory.append((self.name, args[0], tokens.clone()))
+        return tokens
+
+
+def to_patches(image: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
+    """(B, N, C · height · width) from (B, C, H, W), patch by patch; what no whole patch covers is left out."""
+    rows, columns = grid
+    inside = image[..., : rows * patch[0], : columns * patch[1]]
+    parts = inside.unflatten(-1, (columns, patch[1])).unflatten(-3, (rows, patch[0]))
+    patches: Tensor = parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return patches
+
+
+def from_patches(patches: Tensor, like: Tensor, grid: tuple[int, int], patch: tuple[int, int]) -> Tensor:
+    """The way back, to the shape of `like`; zeros where no whole patch is."""
+    parts = patches.unflatten(2, (like.shape[1], *patch)).unflatten(1, grid)
+    image = parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    height, width = (there - here for there, here in zip(like.shape[-2:], image.shape[-2:], strict=True))
+    out: Tensor = F.pad(image, (0, width, 0, height)) if height or width else image
+    return out

@@ -1,0 +1,321 @@
+"""The handle to a tempered model: loss, penalties, rates, what acts where, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import (
+    NoSiteError,
+    ParameterError,
+    UnknownMethodError,
+    suggestion,
+)
+from attemper.methods.base import Method, Scheduled
+from attemper.methods.kinds import LossTerm
+from attemper.recipe import describe
+from attemper.tempering.interception import AttentionAction
+from attemper.tempering.outputs import frozen_batch_norm, logits_of
+from attemper.tempering.subclassing import (
+    Action,
+    Control,
+    Entry,
+    When,
+    is_tempered,
+    restore,
+    state_of,
+)
+
+__all__ = ["PREFIX", "PenaltyRow", "Row", "Tempered"]
+
+
+PREFIX = "attemper"
+"""The one name under which methods add parameters to a model's state dict."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one site."""
+
+    site: str
+    """The module's name in the model."""
+    module: str
+    """Its class."""
+    block: int
+    """The block that it belongs to, counted through the whole network."""
+    method: str
+    rate: float | None
+    """The probability of dropping here; None for a method without one."""
+    recipe: str
+    """The method as it acts here."""
+
+
+@dataclass(frozen=True)
+class PenaltyRow:
+    """One term of the penalty."""
+
+    site: str
+    block: int
+    method: str
+    component: str
+    value: float
+    """What it adds to the loss, its strength included."""
+
+
+class Tempered:
+    """The handle to a tempered model."""
+
+    def __init__(self, model: nn.Module, control: Control) -> None:
+        self.model = model
+        self.control = control
+        self._last: tuple[Entry, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Tempered:
+        """The handle to a model that is tempered already: a copy, or one that was loaded from a file."""
+        for module in model.modules():
+            if is_tempered(module) and state_of(module).actions:
+                return cls(model, state_of(module).actions[0].control)
+        raise NoSiteError(f"this {type(model).__name__} is not tempered; attemper.apply(model, recipe) does that")
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods of the recipe, as they were written."""
+        return self.control.methods
+
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """Modules that look like attention and are not tempered, with the reason."""
+        return self.control.left_alone
+
+    def _actions(self) -> list[tuple[str, nn.Module, Action]]:
+        tempered = [(name, module) for name, module in self.model.named_modules() if is_tempered(module)]
+        return [(name, module, action) for name, module in tempered for action in state_of(module).actions]
+
+    # ----------------------------------------------------------------------------------------------------- the loss
+    def loss(
+        self,
+        forward: Callable[[], Any],
+        criterion: Callable[[Any], Tensor],
+        counted: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The training loss: the task's own, the penalties, and the comparison of two passes if the recipe has one.
+
+        forward: runs the model and returns its output: a tensor, a dict with "logits", or a Transformers output.
+        criterion: turns that output into a scalar.
+        counted: for logits (B, N, classes) of sequences, boolean (B, N): False at padding, which is not compared.
+        weight: a factor of the loss and of the comparison, but not of the penalties: where several processes share a
+            batch, and one has more predictions that count than another.
+        """
+        comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
+        if comparison is None or comparison.strength == 0 or not self.model.training:
+            return self._with_penalty(_weighted(criterion(forward()), weight))
+        self.control.embedded = []
+        try:
+            first = forward()
+            penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
+            self.control.muted = True
+            with frozen_batch_norm(self.model):
+                second = forward()
+        finally:
+            self.control.muted, self.control.embedded = False, None
+        divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
+        return penalised + _weighted(criterion(second) / 2 + comparison.strength * divergence, weight)
+
+    def _with_penalty(self, loss: Tensor) -> Tensor:
+        return loss + self.penalty() if self.control.ledger else loss
+
+    def penalty(self) -> Tensor:
+        """What the forward passes since the last call added to the loss: a scalar, zero where no method adds any."""
+        self._last = tuple(self.control.ledger)
+        self.control.ledger.clear()
+        if self._last:
+            return torch.stack([entry.value for entry in self._last]).sum()
+        tensor = next(iter(self.model.parameters()), None)
+        return torch.zeros((), device=None if tensor is None else tensor.device)
+
+    def penalties(self) -> list[PenaltyRow]:
+        """The terms of the penalty, one row per block and component: those not yet taken, else those taken last."""
+        entries = self.control.ledger or self._last
+        return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.value.detach())) for e in entries]
+
+    @property
+    def loss_scale(self) -> float | Callable[[], float]:
+        """With auto_penalty and a loss computed outside of the model: the factor that the loop gives its loss.
+
+        A number or a function without arguments: 1/steps under gradient accumulation, `scaler.get_scale` under loss
+        scaling. Where the model returns its own loss, as Transformers' models do, it is not needed.
+        """
+        return self.control.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float | Callable[[], float]) -> None:
+        self.control.loss_scale = scale
+
+    @property
+    def batch_share(self) -> float:
+        """Where several processes share a batch: the part of it that this one sees, 1/4 for one of four alike.
+
+        Penalties that are sums over the samples are divided by it, so that the mean over the processes, each weighted
+        with its share, is the penalty of the whole batch. Those that are means need nothing.
+        """
+        return self.control.batch_share
+
+    @batch_share.setter
+    def batch_share(self, share: float) -> None:
+        if not 0 < share <= 1:
+            raise ParameterError(f"batch_share must be above 0 and at most 1; got {share!r}")
+        self.control.batch_share = share
+
+    # ----------------------------------------------------------------------------------------------- rates, on and off
+    def set_rate(self, rate: float, method: str | None = None) -> None:
+        """Set p of every stochastic method on the live model; schedules keep their shape.
+
+        rate: the new p. Zero switches dropping off and costs nothing, as for the last epochs of a training.
+        method: the name of the one method to set; None sets all.
+        """
+        names = [m.name for m in self.methods if isinstance(m, Scheduled)]
+        if not any(is_tempered(module) for module in self.model.modules()):
+            raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
+        if not names:
+            raise UnknownMethodError(
+                f"no method in '{describe(self.methods)}' has a rate; disabled() switches everything off for a while"
+            )
+        if method is not None and method not in names:
+            raise UnknownMethodError(
+                f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"
+            )
+        recipe = tuple(
+            m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
+        )
+        by_name = {m.name: m for m in recipe}
+        actions = self._actions()
+        for _, _, action in actions:  # resolve everywhere once, so that a refusal leaves every site as it was
+            if place := getattr(action, "place", None):
+                for m in recipe:
+                    m.at(place)
+        for _, _, action in actions:
+            action.resolve(by_name)
+        self.control.methods = recipe
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """A stretch of code in which the model computes what it did before, in training mode too."""
+        with self._when("never"):
+            yield
+
+    @contextlib.contextmanager
+    def stochastic(self) -> Iterator[None]:
+        """A stretch of code in which the methods act in eval mode too; nothing else leaves eval mode."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it would pass by the tempered modules
+        try:
+            with self._when("always"):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+    @contextlib.contextmanager
+    def _when(self, when: When) -> Iterator[None]:
+        before = self.control.when
+        self.control.when = when
+        try:
+            yield
+        finally:
+            self.control.when = before
+
+    def average(self, forward: Callable[[], Tensor], passes: int) -> Tensor:
+        """The mean of `passes` stochastic passes, which closes the gap between training and test.
+
+        forward: runs the model and returns predictions, such as `lambda: model(x).softmax(-1)`. Put the model in eval
+            mode before: the methods act all the same, and nothing else does.
+        """
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise ParameterError(f"passes must be a number of passes, at least 1; got {passes!r}")
+        with self.stochastic():
+            total = forward()
+            for _ in range(passes - 1):
+                total = total + forward()
+        return total / passes
+
+    def remove(self) -> None:
+        """Make the model what it was before: same classes, same attributes, same outputs in training and eval."""
+        for module in list(self.model.modules()):
+            if is_tempered(module):
+                restore(module)
+        if PREFIX in self.model._modules:
+            del self.model._modules[PREFIX]
+
+    # ------------------------------------------------------------------------------------------------------- in words
+    def summary(self) -> list[Row]:
+        """Which method acts where, at which rate: one row per site and method."""
+        rows = []
+        for name, module, action in self._actions():
+            place = getattr(action, "place", None)
+            if place is None:
+                continue
+            if isinstance(action, AttentionAction):
+                here = [*action.perturbations, *action.penalties, *action.weight_maps]
+            else:
+                here = [cast(Any, action).method]
+            for method in here:
+                rate = method.p if isinstance(method, Scheduled) else None
+                row = Row(name, type(module).__name__, place.block, method.name, rate, str(method))
+                if row not in rows:
+                    rows.append(row)
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.summary()
+        if not any(is_tempered(module) for module in self.model.modules()):
+            return f"{type(self.model).__name__}: not tempered"
+        by_site: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            by_site.setdefault(row.site, {})[row.method] = row
+        names = [method.name for method in self.methods if any(row.method == method.name for row in rows)]
+        table = [["block", "site", "module", *names]]
+        for site, here in by_site.items():
+            cells = [_cell(here.get(name)) for name in names]
+            first = next(iter(here.values()))
+            table.append([str(first.block), site or "(root)", first.module, *cells])
+        lines = [f"{type(self.model).__name__} tempered with {describe(self.methods)}"]
+        lines += ["", *_aligned(table)] if rows else []
+        lines += [f"left alone: {name}, since {reason}" for name, reason in self.left_alone.items()]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Tempered {type(self.model).__name__}: {describe(self.methods)}>"
+
+
+def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
+    return loss if weight is None else weight * loss
+
+
+def _fitting(counted: Tensor | None, logits: Tensor) -> tuple[Tensor, ...]:
+    """What a comparison is given besides two passes: nothing where everything counts."""
+    if counted is None:
+        return ()
+    if counted.dtype != torch.bool or counted.shape != logits.shape[:-1]:
+        raise ParameterError(
+            f"counted must be boolean, one value for every prediction; got {counted.dtype} {tuple(counted.shape)} for "
+            f"logits {tuple(logits.shape)}"
+        )
+    return (counted,)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return "yes" if row.rate is None else f"{row.rate:.4g}"
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]

@@ -1,0 +1,412 @@
+"""The seam: while a tempered attention module runs, its attention calls are ours.
+
+A torch-function mode catches attention at three doors: `scaled_dot_product_attention`, `multi_head_attention_forward`,
+and softmax over the last axis of 4-D logits. Inside the same module it also sees the projections being computed, which
+is where penalties get their inputs and DropConnect its weights. Where nothing acts, as in eval mode, no mode is entered
+at all: even an empty one would switch off `nn.TransformerEncoder`'s fast path and so change bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attemper.errors import ConflictError, UnmetError, UnsupportedError
+from attemper.methods.base import Method, Place
+from attemper.methods.dropattention import DropAttention
+from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
+from attemper.ops.call import Call, make_call
+from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.reference import attention_weights, perturbed_softmax
+from attemper.ops.seeds import draw_seed
+from attemper.ops.stream import Stream
+from attemper.sites import Projections
+from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
+from attemper.tempering.subclassing import Action, Control, Entry
+
+__all__ = ["AttentionAction", "Doors"]
+
+
+@dataclass
+class AttentionAction(Action):
+    """Everything that acts inside one attention module."""
+
+    control: Control
+    place: Place
+    impl: str
+    projections: Projections | None
+    perturbations: tuple[Method, ...]
+    """Those that perturb the attention call, as they act here, rates resolved."""
+    penalties: tuple[Method, ...] = ()
+    weight_maps: tuple[Method, ...] = ()
+    witness: bool = False
+    """Whether to note which tokens are padding, for what comes later in the same block."""
+    looked: bool = False
+    """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
+    active: tuple[Perturbation, ...] = field(init=False)
+    """The perturbations that do something: a rate of zero costs nothing."""
+    packs: bool = field(init=False)
+    """Whether one projection gives Q, K and V together."""
+
+    def __post_init__(self) -> None:
+        self.packs = self.projections is not None and self.projections.packed
+        self._set_active()
+
+    def _set_active(self) -> None:
+        self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
+        self.maps = tuple(m for m in self.weight_maps if isinstance(m, WeightMap) and not m.idle)
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.perturbations = tuple(methods[m.name].at(self.place) for m in self.perturbations)
+        self.weight_maps = tuple(methods[m.name].at(self.place) for m in self.weight_maps)
+        self._set_active()
+
+    def acts(self, training: bool) -> bool:
+        on = self.control.on(training)
+        if on and (self.active or self.maps):
+            return True
+        if self.penalties and self.control.penalises(training):
+            return True
+        return self.witness and self.control.when != "never"
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        doors = Doors(self, module)
+        with doors:
+            out = forward(*args, **kwargs)
+        if doors.waiting:
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) did not multiply its attention weights with values "
+                "in a way that was seen: its penalties cannot be taken. Leave it out with targets=."
+            )
+        if doors.met == 0:
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) ran in training mode, but computed no attention by "
+                "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D "
+                "logits: the recipe would have had no effect. A Transformers model may need "
+                "attn_implementation='sdpa'; otherwise leave the module out with targets=."
+            )
+        return out
+
+
+class Doors(TorchFunctionMode):
+    """Catches the attention calls of one forward pass of one module."""
+
+    def __init__(self, action: AttentionAction, module: nn.Module) -> None:
+        super().__init__()
+        control, training = action.control, module.training
+        self.action = action
+        self.training = training
+        self.methods = action.active if control.on(training) else ()
+        self.maps = action.maps if control.on(training) else ()
+        self.penalties = action.penalties if control.penalises(training) else ()
+        self.blurs = [m for m in self.methods if "keys" in m.stages]
+        self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        """Of each projection: its input, its output, its bias."""
+        self.packed: Tensor | None = None
+        """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
+        self.packed_bias: Tensor | None = None
+        self.only_observes = not self.methods and not self.maps
+        """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
+        self.blurred = False
+        self.waiting = False
+        """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
+        self.met = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.met += 1
+            return self.sdpa(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            self.met += 1
+            return self.multihead(MultiheadArguments(*args, **kwargs))
+        if func in SOFTMAX and is_attention_softmax(*args, **kwargs):
+            self.met += 1
+            return self.softmax(*args, **kwargs)
+        if func is F.linear and (self.maps or self.penalties or self.action.packs):
+            return self.linear(*args, **kwargs)
+        if func in MATMUL and are_four_axes(*args, **kwargs):
+            if self.blurs and self.met == 0:
+                return self.blurred_product(func, *args, **kwargs)
+            if self.waiting:
+                return self.attention_times_values(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------------- doors
+    def sdpa(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """The first door. Takes (…, N, e) like the original; leading axes beyond (batch, heads) go into the batch."""
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
+        shape = (*query.shape[:-1], value.shape[-1])
+        if query.dim() != 4:
+            if attn_mask is not None and attn_mask.dim() > 2:
+                attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+            query, key, value = _four_axes(query), _four_axes(key), _four_axes(value)
+            attn_mask = None if attn_mask is None else _four_axes(attn_mask)
+        self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
+        methods = self.with_own_dropout(dropout_p)
+        if self.only_observes and dropout_p:  # the model's own dropout, drawn as it always was
+            grouped = query.shape[1] != key.shape[1]
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
+            )
+            self.penalise(out, query, key, attn_mask, is_causal, scale)
+            return out.view(shape)
+        call = make_call(query, key, value, attn_mask, is_causal, scale, methods, None, self.packed)
+        out, squares = self.attend(call)
+        self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
+        return out.view(shape)
+
+    def multihead(self, call: MultiheadArguments) -> tuple[Tensor, Tensor | None]:
+        """The second door, which the first one cannot see into."""
+        action = self.action
+        self.map_multihead_weights(call)
+        projected = project(call, as_torch=self.only_observes)
+        q, k, v, mask = split_heads(call, *projected)
+        self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
+        methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
+        if self.only_observes:
+            return self.observed_multihead(call, projected, q, k, v, mask)
+        is_causal = call.is_causal and (call.key_padding_mask is None or len(self.blurs) > 0)
+        if is_causal and call.key_padding_mask is None:
+            mask = None  # the hint says that the mask is the causal one; torch takes the hint then, too
+        weights = None
+        if call.need_weights:
+            if action.impl not in ("auto", "reference"):
+                raise UnsupportedError(
+                    f"impl='{action.impl}' gives no attention weights, and '{action.place.name}' is called with "
+                    "need_weights=True. impl='reference' does, and so does 'auto'."
+                )
+            weights = attention_weights(make_call(q, k, v, mask, is_causal, None, methods, None))
+            out = (weights @ v.to(weights.dtype)).to(q.dtype)
+            weights = weights.to(q.dtype)
+        else:
+            out, _ = self.attend(make_call(q, k, v, mask, is_causal, None, methods, None))
+        if self.penalties:
+            self.note_multihead(call, projected)
+            self.penalise(out, q, k, mask, is_causal)
+        return merge_heads(call, out, weights)
+
+    def observed_multihead(
+        self,
+        call: MultiheadArguments,
+        projected: tuple[Tensor, Tensor, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A call in which nothing is changed: torch's own operations, of which penalties see the operands."""
+        hinted = call.is_causal and call.key_padding_mask is None and not call.need_weights
+        if hinted:
+            mask = None  # the hint says that the mask is the causal one, and torch takes the hint
+        out, weights = attention_as_torch(call, q, k, v, mask)
+        if self.penalties:
+            self.note_multihead(call, projected)
+            self.penalise(out, q, k, mask, hinted)
+        return merge_heads(call, out, weights)
+
+    def attend(self, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
+        """A fused call, and squares for penalties that it took along.
+
+        A call that is only looked at gets the fastest kernel in training, too.
+        """
+        impl = self.action.impl
+        if impl == "auto" and not call.methods and self.training:
+            impl = fastest_unperturbed(call)
+        wanted = {square for m in self.penalties for square in cast(Penalty, m).wants_squares(self.action.place)}
+        # DropConnect's projections are not those of the weights that are penalised.
+        return attend_and_square(call, impl, self.packed_bias, () if self.maps else wanted)
+
+    def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+        """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
+        action = self.action
+        if action.impl not in ("auto", "reference"):
+            raise UnsupportedError(
+                f"impl='{action.impl}' cannot serve '{action.place.name}': it computes attention by matmul and "
+                "softmax, not by one fused call. impl='reference' can, and so can 'auto'."
+            )
+        if self.blurs and not self.blurred:
+            raise UnsupportedError(
+                f"blur cannot serve '{action.place.name}': the product of its queries and keys was not seen before "
+                "softmax, and blurring the logits with their position bias would be another method."
+            )
+        self.note_padding(input, False, input.shape[0], input.shape[3])
+        logits = input if dtype is None else input.to(dtype)
+        work = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        weights = perturbed_softmax(work, self.methods).to(logits.dtype) if self.methods else logits.softmax(-1)
+        self.waiting = bool(self.penalties)
+        return weights
+
+    def blurred_product(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
+        """Before the third door: QKᵀ, whose keys are blurred here, so that no position bias is."""
+        self.blurred = True
+        seed = draw_seed(input)
+        keys = other.transpose(-2, -1)
+        for lane, method in enumerate(self.blurs):
+            keys = method.perturb_keys(keys, None, False, Stream(seed, lane))
+        out: Tensor = func(input, keys.transpose(-2, -1))
+        return out
+
+    def attention_times_values(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
+        """Behind the third door: AV, with which the penalties are complete."""
+        self.waiting = False
+        out: Tensor = func(input, other)
+        self.penalise(out, weights=input)
+        return out
+
+    def with_own_dropout(self, dropout_p: float) -> tuple[Perturbation, ...]:
+        """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""
+        if dropout_p == 0.0:
+            return self.methods
+        if any(getattr(method, "av", 0.0) for method in self.penalties):
+            raise ConflictError(
+                f"explicit(av=…) needs rows of attention that sum to 1, and '{self.action.place.name}' has attention "
+                f"dropout of its own ({dropout_p}); build the model without it or use another component"
+            )
+        return (*self.methods, DropAttention(dropout_p, rescale="inverted"))
+
+    # ------------------------------------------------------------------------------- projections, weights and padding
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear layer inside the module: note what a penalty needs, drop what DropConnect drops."""
+        projections = self.action.projections
+        if projections is None:
+            return F.linear(input, weight, bias)
+        ours = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
+        ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
+        out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
+        if self.penalties:
+            for name, projection in ours.items():
+                rows = slice(None) if projection.rows is None else slice(*projection.rows)
+                self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
+        if self.action.packs and "q" in ours:
+            self.packed, self.packed_bias = _three_axes(out), bias
+        return out
+
+    def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
+        for method in self.maps:
+            weight = method.map_weight(weight, Stream(draw_seed(input)))
+        return weight
+
+    def map_multihead_weights(self, call: MultiheadArguments) -> None:
+        if not self.maps:
+            return
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
+            weight = getattr(call, name)
+            if weight is not None:
+                setattr(call, name, self.map_weight(weight, call.query))
+
+    def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, Tensor, Tensor]) -> None:
+        biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
+        for name, x, out, bias in zip("qkv", (call.query, call.key, call.value), projected, biases, strict=True):
+            self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], out.transpose(0, 1), bias)
+
+    def note_padding(self, mask: Tensor | None, is_causal: bool, batch: int, keys: int) -> None:
+        """Which tokens are real, for context broadcasting: those that any query may attend to."""
+        action = self.action
+        if not action.witness:
+            return
+        if is_causal:
+            self.refuse_broadcast("is causal, and the mean over all tokens would show every token its future")
+        padding = action.control.padding
+        if mask is None:
+            padding.pop(action.place.block, None) if action.place.block in padding else None
+            return
+        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        while allowed.dim() < 4:
+            allowed = allowed[None]
+        if allowed.shape[2] > 1 and not action.looked and not torch.compiler.is_compiling():
+            action.looked = True
+            hidden = allowed.any(2, keepdim=True) & allowed.any(3, keepdim=True) & ~allowed
+            if hidden.any():
+                self.refuse_broadcast("hides some tokens from others, and the mean over all tokens would show them")
+        padding[action.place.block] = allowed.any(2).any(1).expand(batch, keys)
+
+    def refuse_broadcast(self, reason: str) -> NoReturn:
+        raise ConflictError(
+            f"'{self.action.place.name}' {reason}: cb cannot act in this block. Leave it out with targets=."
+        )
+
+    def penalise(
+        self,
+        out: Tensor,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        weights: Tensor | None = None,
+        squares: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Enter this attention's penalties into the ledger."""
+        if not self.penalties:
+            return
+        action = self.action
+        missing = [name for name in "qkv" if name not in self.seen]
+        if missing or action.projections is None:
+            raise UnmetError(
+                f"'{action.place.name}' computed its {', '.join(missing) or 'projections'} in a way that was not seen: "
+                "its penalties cannot be taken. Leave it out with targets=."
+            )
+        p = action.projections
+        query, key, value = (_three_axes(self.seen[name][0]) for name in "qkv")
+        b_v = self.seen["v"][2]
+        if b_v is not None:
+            b_v = b_v.view(-1, out.shape[-1])
+            b_v = b_v.repeat_interleave(out.shape[1] // b_v.shape[0], 0)  # (H, e)
+            if weights is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
+                out, b_v = out - weights.sum(-1, keepdim=True) * b_v[:, None], None
+        matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
+        # DropConnect's projections are not those of the weights that are penalised.
+        outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
+        record = AttentionRecord(
+            query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v, squares or {}
+        )
+        for method in self.penalties:
+            sums = cast(Penalty, method).sums
+            for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
+                action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term, sums))
+
+
+SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
+
+def is_attention_softmax(input: Any, dim: int | None = None, *_: Any, **__: Any) -> bool:
+    """Whether a softmax is over the keys of 4-D logits."""
+    return isinstance(input, Tensor) and input.dim() == 4 and dim in (-1, 3)
+
+
+def are_four_axes(input: Any, other: Any, *_: Any, **__: Any) -> bool:
+    """Whether both factors of a product have a batch and a head axis."""
+    return bool(input.dim() == 4 and other.dim() == 4)
+
+
+def _three_axes(x: Tensor) -> Tensor:
+    """(B, N, d) from what went into a projection: one token per sample, a sequence, or a feature map."""
+    if x.dim() == 2:
+        return x[:, None]
+    return x.flatten(1, -2) if x.dim() > 3 else x
+
+
+def _four_axes(t: Tensor) -> Tensor:
+    if t.dim() == 2:
+        return t[None, None]
+    return t[:, None] if t.dim() == 3 else t.flatten(0, -4)

@@ -1,0 +1,325 @@
+"""From methods and sites to actions: which module gets what. What can fail fails here, before a model is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import nn
+
+from attemper.errors import ConflictError, NoSiteError
+from attemper.methods.base import Method, Place
+from attemper.methods.broadcast import ContextBroadcast
+from attemper.methods.droppath import DropPath
+from attemper.methods.feedforward import FeedForwardDropout
+from attemper.methods.kinds import BlockMap, BranchMap, LossTerm, PatchMap, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.ops.perturbation import Perturbation
+from attemper.recipe import describe
+from attemper.sites import AttentionSite, MlpSite, Sites
+from attemper.tempering.composition import check_composition
+from attemper.tempering.embedding import PatchAction, ReuseAction
+from attemper.tempering.interception import AttentionAction
+from attemper.tempering.layers import (
+    BlockAction,
+    Layout,
+    MlpPenaltyAction,
+    Parameters,
+    RootAction,
+    SkipAction,
+    TokenAction,
+)
+from attemper.tempering.own_dropout import active_dropout, own_drop_path, own_mlp_dropout
+from attemper.tempering.subclassing import Action, Control
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass
+class Plan:
+    """What apply will do: actions on modules, attributes to change, parameters to add."""
+
+    actions: list[tuple[nn.Module, Action]]
+    overrides: list[tuple[nn.Module, str, Any]]
+    parameters: Parameters
+
+
+def make_plan(model: nn.Module, methods: Sequence[Method], sites: Sites, control: Control, impl: str) -> Plan:
+    """Resolve every method at every place where it acts."""
+    check_composition(methods)
+    wiring = Wiring(model, tuple(methods), sites, control, impl)
+    for method in methods:
+        wiring.check(method)
+    wiring.wire()
+    return Plan(wiring.actions, wiring.overrides, wiring.parameters)
+
+
+class Wiring:
+    """The plan in the making."""
+
+    def __init__(
+        self, model: nn.Module, methods: tuple[Method, ...], sites: Sites, control: Control, impl: str
+    ) -> None:
+        self.model, self.methods, self.sites, self.control, self.impl = model, methods, sites, control, impl
+        self.actions: list[tuple[nn.Module, Action]] = []
+        self.overrides: list[tuple[nn.Module, str, Any]] = []
+        self.parameters = Parameters()
+        self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
+        self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
+        self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
+
+    # ------------------------------------------------------------------------------------------------------ checks
+    def check(self, method: Method) -> None:
+        """Refuse a method that would find nothing to act on."""
+        positions = method.positions if isinstance(method, TokenMap) else ()
+        needs_attention = isinstance(method, Perturbation | WeightMap) or "attention_end" in positions
+        if needs_attention and not self.sites.attentions:
+            raise NoSiteError(self.nothing(method, "attention"))
+        if any(position.startswith("mlp") for position in positions) and not self.mlps:
+            raise NoSiteError(self.nothing(method, "feed-forward networks"))
+        if isinstance(method, Penalty):
+            self.check_components(method)
+        if isinstance(method, PatchMap) and not positions and not self.patches:
+            raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
+        if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
+            raise NoSiteError(self.nothing(method, "blocks"))
+        if isinstance(method, SkipRemover) and not self.mlps:
+            if not any(method.removes(self.block_place(block.index, block.name))[0] for block in self.blocks):
+                raise NoSiteError(self.nothing(method, "feed-forward networks"))
+        if isinstance(method, LossTerm):
+            self.check_stochastic(method)
+        if isinstance(method, Penalty | WeightMap):
+            self.check_projections(method)
+
+    def check_components(self, method: Method) -> None:
+        """Refuse a penalty on what the model does not have; where targets choose, one part that acts is enough."""
+        penalty, blocks = cast(Penalty, method), len(self.sites.blocks)
+        places = [Place(block, blocks) for block in range(max(blocks, 1))]
+        parts = (
+            ("attention", any(map(penalty.wants_attention, places)), self.sites.attentions),
+            ("feed-forward networks", any(map(penalty.wants_mlp, places)), self.mlps),
+        )
+        missing = [what for what, wanted, found in parts if wanted and not found]
+        acts = any(wanted and found for _, wanted, found in parts)
+        if missing and (self.sites.targeted is None or not acts):
+            raise NoSiteError(self.nothing(method, " and ".join(missing)))
+
+    def nothing(self, method: Method, what: str) -> str:
+        kinds = sorted({type(module).__name__ for module in self.model.modules()})
+        seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.sites.left_alone.items():
+            reasons.setdefault(why, []).append(name)
+        left = "".join(f" {_first_of(names)} left alone: {why}." for why, names in reasons.items())
+        return (
+            f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised.{left} "
+            f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+        )
+
+    def check_stochastic(self, method: Method) -> None:
+        if any(m.stochastic and not m.idle for m in self.methods) or active_dropout(self.model):
+            return
+        raise ConflictError(
+            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model "
+            f"is stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
+        )
+
+    def check_projections(self, method: Method) -> None:
+        for site in self.sites.attentions:
+            wanted = not isinstance(method, Penalty) or method.wants_attention(self.place(site))
+            convolves = isinstance(method, WeightMap) and _convolves(site)
+            if wanted and (site.projections is None or convolves):
+                raise NoSiteError(
+                    f"{method.name} needs the Q, K and V projections of '{site.name}' ({type(site.module).__name__}), "
+                    "and they were not found among its linear layers; leave it out with targets="
+                )
+
+    # -------------------------------------------------------------------------------------------------------- places
+    def place(self, site: AttentionSite) -> Place:
+        where = Place(site.block, len(self.sites.blocks), name=site.name)
+        if site.geometry is None:
+            return where
+        return replace(
+            where, grid=site.geometry.grid, prefix=site.geometry.prefix, class_token=site.geometry.class_token
+        )
+
+    def block_place(self, block: int, name: str) -> Place:
+        """A place in a block, with what its first attention tells of the tokens."""
+        first = next((site for site in self.sites.attentions if site.block == block), None)
+        if first is None:
+            return Place(block, len(self.sites.blocks), name=name)
+        return replace(self.place(first), name=name)
+
+    def layout(self, block: int, layer: nn.Module) -> Layout:
+        if isinstance(layer, nn.Conv2d):
+            return "channels_first"
+        for site in self.sites.attentions:
+            if site.block == block and isinstance(site.module, nn.MultiheadAttention):
+                return "batch_first" if site.module.batch_first else "sequence_first"
+        return "batch_first"
+
+    # -------------------------------------------------------------------------------------------------------- wiring
+    def wire(self) -> None:
+        """Innermost first: attention, then penalties, which look at what a layer itself gets and gives."""
+        self.wire_attention()
+        for method in self.methods:
+            if isinstance(method, Penalty):
+                self.wire_penalty(method)
+        for method in self.methods:
+            if isinstance(method, TokenMap):
+                self.wire_tokens(method, method)
+            if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
+                for patch in self.patches:
+                    place = Place(0, len(self.sites.blocks), name=patch.name)
+                    self.actions.append((patch.module, PatchAction(self.control, place, method, patch.patch)))
+            if isinstance(method, BlockMap | BranchMap | SkipRemover):
+                self.wire_blocks(method)
+        if any(isinstance(method, LossTerm) for method in self.methods):
+            if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
+                self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
+        if any(self.acts_in_eval(method) for method in self.methods):
+            self.switch_off_fast_path()
+        if self.methods:
+            self.actions.append((self.model, RootAction(self.control)))
+
+    def wire_attention(self) -> None:
+        perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
+        maps = [m for m in self.methods if isinstance(m, WeightMap)]
+        penalties = [m for m in self.methods if isinstance(m, Penalty)]
+        broadcasts = any(isinstance(m, ContextBroadcast) for m in self.methods)
+        seen: set[int] = set()
+        for site in self.sites.attentions:
+            place = self.place(site)
+            action = AttentionAction(
+                self.control,
+                place,
+                self.impl,
+                site.projections,
+                tuple(m.at(place) for m in perturbations),
+                tuple(m.at(place) for m in penalties if m.wants_attention(place)),
+                tuple(m.at(place) for m in maps),
+                witness=broadcasts and site.block not in seen,
+            )
+            seen.add(site.block)
+            if action.perturbations or action.penalties or action.weight_maps or action.witness:
+                self.actions.append((site.module, action))
+
+    def wire_tokens(self, method: Method, kind: TokenMap) -> None:
+        if isinstance(method, FeedForwardDropout):
+            self.refuse_or_replace(method)
+        for position in kind.positions:
+            if position == "attention_end":
+                for site in self.sites.attentions:
+                    self.add_tokens(method, kind, site.block, *self.end_of_attention(site))
+            elif position == "entry":
+                first = self.blocks[0]
+                self.add_tokens(method, kind, 0, first.name, first.module, "input")
+            else:
+                for mlp in self.mlps:
+                    for layer, side in self.of_mlp(mlp, position):
+                        self.add_tokens(method, kind, mlp.block, mlp.name, layer, side)
+
+    def add_tokens(self, method: Method, kind: TokenMap, block: int, name: str, layer: nn.Module, side: Any) -> None:
+        place = self.block_place(block, name)
+        if kind.needs_class_token and not place.class_token:
+            raise NoSiteError(f"'{method}' needs a class token, and none is known before '{name}' in block {block}")
+        action = TokenAction(self.control, place, method.at(place), side, self.layout(block, layer))
+        start = kind.parameter(_channels(layer, side))
+        if start is not None:
+            reference = next(layer.parameters())
+            action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
+            self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
+        self.actions.append((layer, action))
+
+    def of_mlp(self, mlp: MlpSite, position: str) -> Iterator[tuple[nn.Module, str]]:
+        if position == "mlp_front":
+            yield from ((layer, "input") for layer in mlp.firsts)
+        else:
+            yield mlp.last, "input" if position == "mlp_mid" else "output"
+
+    def end_of_attention(self, site: AttentionSite) -> tuple[str, nn.Module, str]:
+        """The layer behind attention, after which its branch ends."""
+        if isinstance(site.module, nn.MultiheadAttention):
+            return site.name, site.module, "output"
+        if site.projections is not None and site.projections.out is not None:
+            return site.name, site.projections.out.module, "output"
+        parent = self.model.get_submodule(site.name.rpartition(".")[0])
+        dense = getattr(getattr(parent, "output", None), "dense", None)
+        if isinstance(dense, nn.Linear):
+            return site.name, dense, "output"
+        raise NoSiteError(
+            f"the output projection of '{site.name}' ({type(site.module).__name__}) was not found among its layers, so "
+            "the end of its branch is not known; leave it out with targets="
+        )
+
+    def wire_penalty(self, method: Method) -> None:
+        for mlp in self.mlps:
+            place = self.block_place(mlp.block, mlp.name)
+            if not cast(Penalty, method).wants_mlp(place):
+                continue
+            for layer in mlp.firsts:
+                layout = self.layout(mlp.block, layer)
+                self.actions.append((layer, MlpPenaltyAction(self.control, place, method.at(place), "ff1", layout)))
+            layout = self.layout(mlp.block, mlp.last)
+            self.actions.append((mlp.last, MlpPenaltyAction(self.control, place, method.at(place), "ff2", layout)))
+
+    def wire_blocks(self, method: Method) -> None:
+        if isinstance(method, DropPath):
+            self.refuse_or_replace(method)
+        for block in self.blocks:
+            place = self.block_place(block.index, block.name)
+            here = method.at(place)
+            if isinstance(method, BlockMap):
+                self.actions.append((block.module, BlockAction(self.control, place, here)))
+            if isinstance(method, BranchMap) or (isinstance(method, SkipRemover) and any(method.removes(place))):
+                attentions = sum(site.block == block.index for site in self.sites.attentions)
+                attentions += sum(name.startswith(block.name + ".") for name in self.sites.left_alone)
+                mlps = sum(mlp.block == block.index for mlp in self.sites.mlps)
+                layout = self.layout(block.index, block.module)
+                self.actions.append((block.module, SkipAction(self.control, place, here, attentions, mlps, layout)))
+
+    # ------------------------------------------------------------------------------------------- the model's own things
+    def refuse_or_replace(self, method: FeedForwardDropout | DropPath) -> None:
+        own = own_drop_path(self.model) if isinstance(method, DropPath) else own_mlp_dropout(self.model, self.sites)
+        for name, module, attribute, rate in own:
+            if not method.replace:
+                raise ConflictError(
+                    f"'{method}': the model has its own, '{name}' with {attribute}={rate}. Build the model without it, "
+                    "or write replace=true to set it to 0."
+                )
+            self.overrides.append((module, attribute, 0.0))
+
+    @staticmethod
+    def acts_in_eval(method: Method) -> bool:
+        return isinstance(method, SkipRemover | PatchMap) or (isinstance(method, TokenMap) and method.always)
+
+    def switch_off_fast_path(self) -> None:
+        """In eval mode nn.TransformerEncoder may compute whole layers at once, past everything inside them."""
+        for module in self.model.modules():
+            if isinstance(module, nn.TransformerEncoderLayer):
+                self.overrides.append((module, "activation_relu_or_gelu", 0))
+            if isinstance(module, nn.TransformerEncoder):
+                self.overrides.append((module, "use_nested_tensor", False))
+
+
+def _channels(layer: nn.Module, side: str) -> int:
+    """How many channels the tokens have that go into a layer, or that come out of it."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return int(layer.embed_dim)
+    weight = getattr(layer, "weight", None)
+    return 0 if weight is None else int(weight.shape[0 if side == "output" else 1])
+
+
+def _convolves(site: AttentionSite) -> bool:
+    """Whether a projection is a 1 × 1 convolution, whose weight is not caught."""
+    p = site.projections
+    return p is not None and any(isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v))
+
+
+def _first_of(names: list[str]) -> str:
+    """One name, and how many more there are, as the subject of a sentence.
+
+    >>> _first_of(["a.attn"]), _first_of(["a.attn", "b.attn", "c.attn"])
+    ("'a.attn' was", "'a.attn' and 2 more were")
+    """
+    return f"'{names[0]}' was" if len(names) == 1 else f"'{names[0]}' and {len(names) - 1} more were"
