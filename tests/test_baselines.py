@@ -25,7 +25,7 @@ P = 0.4
 @pytest.fixture
 def one_seed(monkeypatch):
     """Every draw in a model starts from SEED, so that its masks can be written down."""
-    for module in ("actions", "seam", "ops.perturbation"):
+    for module in ("tempering.layers", "tempering.skips", "tempering.interception", "ops.perturbation"):
         monkeypatch.setattr(f"attemper.{module}.draw_seed", lambda device: torch.tensor(SEED))
 
 
@@ -145,7 +145,7 @@ def paths_by_hand(name, keep):
 
 @pytest.mark.parametrize("name", ["timm-vit", "nn-encoder", "hf-bert", "torchvision-vit", "timm-swinv2"])
 def test_droppath_in_a_model_scales_its_branches_sample_by_sample(name, one_seed, monkeypatch):
-    monkeypatch.setattr("attemper.tempering.layers.draw_seed", lambda device: torch.tensor(1))
+    monkeypatch.setattr("attemper.tempering.skips.draw_seed", lambda device: torch.tensor(1))
     family = FAMILY[name]
     model = build(family).train()
     attemper.apply(model, f"droppath({P})")

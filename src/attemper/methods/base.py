@@ -61,6 +61,9 @@ class Method:
     """Whether it draws random numbers, in training mode."""
     named_only: ClassVar[bool] = False
     """Whether a recipe must name every parameter; otherwise the first one may go without its name."""
+    replaces_own: ClassVar[Literal["drop_path", "mlp_dropout"] | None] = None
+    """What a model may have of its own that does the same. A model that has it is refused, or loses it for as long as
+    it is tempered where the method has a field `replace` that is true."""
 
     @property
     def idle(self) -> bool:
@@ -70,6 +73,10 @@ class Method:
     def at(self, place: Place) -> Self:
         """The method as it acts in one place of the network: rates resolved, geometry filled in."""
         return self
+
+    def conflict(self, other: Method) -> str | None:
+        """Why it makes no sense beside another method, or None. What kinds declare is checked without being asked."""
+        return None
 
     def with_rate(self, rate: float) -> Self:
         """The same method at another rate; methods without a rate return themselves."""

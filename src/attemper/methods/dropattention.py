@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Scheduled, check_choice, check_flag
-from attemper.ops.perturbation import Perturbation, Stage, drop_logits
+from attemper.ops.perturbation import Perturbation, Stage, drop_logits, inverted_weights
 from attemper.ops.stream import Stream
 
 __all__ = ["DropAttention", "dropattention", "window_keep"]
@@ -37,10 +37,10 @@ def dropattention(
     >>> dropattention(weights, torch.tensor([True, True, False]), 0.5).tolist()
     [[[[0.625, 0.375, 0.0]]]]
     """
+    if rescale == "inverted":
+        return inverted_weights(weights, keep, p, allowed)
     intact = ~(keep if allowed is None else keep & allowed).any(-1, keepdim=True)
     kept = weights * (keep | intact)
-    if rescale == "inverted":
-        return torch.where(intact, weights, kept / (1 - p))
     total = kept.sum(-1, keepdim=True)
     # Where all that is left underflowed to zero there is nothing to renormalise: such a row is left as it is, too.
     intact = intact | (total == 0)
@@ -106,6 +106,12 @@ class DropAttention(Scheduled, Perturbation):
         # Zeroing weights and dividing by what is left is the same as dropping logits before softmax, forward and
         # backward, and there it cannot underflow.
         return self.rescale == "normalize" and not self.detach
+
+    @property
+    def uneven_rows(self) -> str | None:
+        if self.rescale == "normalize":
+            return None
+        return "dropattention(rescale=inverted) leaves them uneven, which rescale=normalize does not"
 
     @property
     def independent_drop(self) -> float | None:

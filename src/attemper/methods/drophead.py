@@ -41,6 +41,10 @@ class DropHead(Scheduled, Perturbation):
     stochastic: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = ("heads",)
 
+    @property
+    def uneven_rows(self) -> str | None:
+        return "drophead scales them"
+
     def perturb_heads(self, out: Tensor, stream: Stream) -> Tensor:
         batch, heads = out.shape[:2]
         return drophead(out, stream.keep((batch, 1, 1, heads), self.p).view(batch, heads))

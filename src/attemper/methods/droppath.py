@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class DropPath(Scheduled, BranchMap):
     summary: ClassVar[str] = "drop whole residual branches, sample by sample"
     paper: ClassVar[Paper] = Paper("Deep Networks with Stochastic Depth", "ECCV 2016")
     stochastic: ClassVar[bool] = True
+    replaces_own: ClassVar[Literal["drop_path", "mlp_dropout"] | None] = "drop_path"
 
     replace: bool = False
 

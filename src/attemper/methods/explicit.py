@@ -215,6 +215,14 @@ class ExplicitDropout(Method, Penalty):
     def sums(self) -> bool:
         return self.reduction != "mean"
 
+    @property
+    def needs_unit_rows(self) -> str | None:
+        return "av=…" if self.av else None
+
+    @property
+    def needs_own_weights(self) -> str | None:
+        return f"av=…, expectation={self.expectation}" if self.av and self.expectation != "paper" else None
+
     def wants_attention(self, place: Place) -> bool:
         return any(self.strength(component, place) for component in ("q", "k", "v", "av"))
 

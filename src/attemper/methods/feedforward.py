@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class FeedForwardDropout(Scheduled, TokenMap):
     summary: ClassVar[str] = "ordinary dropout on the MLP's hidden and output activations"
     paper: ClassVar[Paper] = Paper("Dropout", "JMLR 2014")
     stochastic: ClassVar[bool] = True
+    mixes_tokens: ClassVar[bool] = False
+    replaces_own: ClassVar[Literal["drop_path", "mlp_dropout"] | None] = "mlp_dropout"
 
     replace: bool = False
 

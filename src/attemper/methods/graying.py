@@ -64,9 +64,25 @@ def _turns(index: Any, n: int) -> Any:
     return abs((2 * index + 1) * index[:, None] % (4 * n) - 2 * n) - n
 
 
-def gray_dct(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
-    """X (…, N, d) with the coefficients of its 2-D DCT raised to eps, relative to the largest, signs kept."""
-    rows, columns = (dct_matrix(n, x.dtype, x.device) for n in x.shape[-2:])
+def dct_of_real(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, N, N): of every sample the DCT-II of its real tokens alone, as if its padding were not there; zero elsewhere.
+
+    real: boolean (B, N).
+    """
+    count = real.sum(-1)[:, None, None].clamp_min(1)  # n, of which frequencies k are 0 … n − 1
+    place, frequency = real.cumsum(-1)[:, None, :] - 1, torch.arange(real.shape[-1], device=real.device)[:, None]
+    angle = ((2 * place + 1) * frequency % (4 * count)).to(dtype) * (math.pi / 2) / count
+    size = torch.where(frequency == 0, 1, 2).to(dtype) / count
+    return torch.where(real[:, None, :] & (frequency < count), size.sqrt() * angle.cos(), 0.0)
+
+
+def gray_dct(x: Tensor, eps: float, rescale: bool = True, real: Tensor | None = None) -> Tensor:
+    """X (…, N, d) with the coefficients of its 2-D DCT raised to eps, relative to the largest, signs kept.
+
+    real: boolean (B, N) for X (B, N, d); rows that are not real are zero and count for nothing.
+    """
+    rows = dct_matrix(x.shape[-2], x.dtype, x.device) if real is None else dct_of_real(real, x.dtype)
+    columns = dct_matrix(x.shape[-1], x.dtype, x.device)
     coefficients = rows @ (x @ columns.mT)
     size = coefficients.abs()
     top = size.amax((-2, -1), keepdim=True)
@@ -147,8 +163,12 @@ class TokenGraying(Method, PatchMap, TokenMap):
     def positions(self) -> tuple[Position, ...]:
         return ("entry",) if self.where == "tokens" else ()
 
-    def gray(self, x: Tensor) -> Tensor:
-        """Tokens (B, N, d) with better conditioning.
+    @property
+    def mixes_tokens(self) -> bool:  # type: ignore[override]
+        return self.where == "tokens"
+
+    def gray(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, d) with better conditioning. real: boolean (B, N); padding neither counts nor changes.
 
         Patches on a GPU, where autocast asks for a half-precision type or they have one, are computed to about that
         accuracy; their singular values so only with an exponent of 0.6 or more.
@@ -156,19 +176,23 @@ class TokenGraying(Method, PatchMap, TokenMap):
         half = self.where == "patches" and _wants_half(x)
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            if self.kind == "dct":
-                out = (gray_dct_in_half if half else gray_dct)(wide, self.exponent, self.rescale)
+            if real is not None:
+                wide = torch.where(real[..., None], wide, 0.0)
+            if self.kind == "dct" and not half:
+                out = gray_dct(wide, self.exponent, self.rescale, real)
+            elif self.kind == "dct":
+                out = gray_dct_in_half(wide, self.exponent, self.rescale)
             elif half and len(self._fits) > 1:
                 out = power_singular_values_in_half(wide, self._fits[1], self.rescale)
             else:
                 out = power_singular_values(wide, self._fits[0], self.rescale)
-        return out.to(x.dtype)
+        return out.to(x.dtype) if real is None else torch.where(real[..., None], out.to(x.dtype), x)
 
     def map_patches(self, patches: Tensor) -> Tensor:
         return self.gray(patches)
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
-        return self.gray(x)
+        return self.gray(x, tokens.real)
 
 
 def _wants_half(x: Tensor) -> bool:

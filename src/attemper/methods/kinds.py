@@ -24,6 +24,7 @@ __all__ = [
     "TokenMap",
     "Tokens",
     "WeightMap",
+    "mixes_tokens",
 ]
 
 Position = Literal["mlp_front", "mlp_mid", "mlp_end", "attention_end", "entry"]
@@ -35,7 +36,7 @@ class Tokens:
     """What is known of the tokens that a map gets."""
 
     real: Tensor | None
-    """Boolean (B, N), False for padding; None: no padding."""
+    """Boolean (B, N), False for padding; None: no padding. Known to maps that say `needs_padding`."""
     parameter: Tensor | None = None
     """The method's own parameter at this place, if it asked for one."""
 
@@ -44,6 +45,14 @@ class TokenMap:
     """Maps tokens (B, N, C) to tokens of the same shape."""
 
     needs_class_token: ClassVar[bool] = False
+    mixes_tokens: ClassVar[bool] = True
+    """Whether tokens see each other. A map that mixes them is refused where attention hides some from others, as causal
+    attention does. One that treats each token by itself says False."""
+
+    @property
+    def needs_padding(self) -> bool:
+        """Whether it asks which tokens are padding (`Tokens.real`); what mixes tokens must."""
+        return self.mixes_tokens
 
     @property
     def positions(self) -> tuple[Position, ...]:
@@ -73,12 +82,20 @@ class PatchMap:
 class BlockMap:
     """Maps what went into a block and what came out of it; acts in training."""
 
+    mixes_tokens: ClassVar[bool] = False
+    """Whether tokens see each other, as in `TokenMap`."""
+
     def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
 
 
 class BranchMap:
     """Maps a residual branch (B, …) before it is added to the stream; acts in training."""
+
+    mixes_tokens: ClassVar[bool] = False
+    """Whether tokens see each other, as in `TokenMap`."""
+    needs_skip: ClassVar[bool] = True
+    """Whether it relies on the skip connection, since a branch may become zero."""
 
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
@@ -162,6 +179,16 @@ class Penalty:
         """Whether its terms are sums over the samples of a batch; otherwise they are means."""
         return False
 
+    @property
+    def needs_unit_rows(self) -> str | None:
+        """The component that needs rows of attention that sum to 1, as a recipe writes it; None: no component does."""
+        return None
+
+    @property
+    def needs_own_weights(self) -> str | None:
+        """The component that needs attention's weights as no method changed them; None: no component does."""
+        return None
+
     def wants_attention(self, place: Place) -> bool:
         """Whether attention here adds anything."""
         raise NotImplementedError
@@ -184,6 +211,13 @@ class Penalty:
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         """The same for one layer of an MLP."""
         raise NotImplementedError
+
+
+def mixes_tokens(method: object) -> bool:
+    """Whether tokens see each other through a method, other than by attention."""
+    if isinstance(method, TokenMap):
+        return method.mixes_tokens and bool(method.positions)
+    return isinstance(method, BlockMap | BranchMap) and method.mixes_tokens
 
 
 class LossTerm:

@@ -12,7 +12,16 @@ from torch import Tensor
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 
-__all__ = ["DrawnKeys", "LargestDrop", "Perturbation", "draw", "drop_logits", "rescue"]
+__all__ = [
+    "DrawnKeys",
+    "LargestDrop",
+    "Perturbation",
+    "WeightDropout",
+    "draw",
+    "drop_logits",
+    "inverted_weights",
+    "rescue",
+]
 
 Stage = Literal["keys", "logits", "weights", "heads"]
 
@@ -57,6 +66,11 @@ class Perturbation:
     """Where it acts. Fused kernels can serve what stays outside of softmax: "keys" and "heads"."""
     order: ClassVar[int] = 0
     """Methods of one call act in this order, and in the order given where it is equal."""
+
+    @property
+    def uneven_rows(self) -> str | None:
+        """What makes rows of weights sum to something else than 1, and what to do about it; None: they sum to 1."""
+        return None
 
     @property
     def independent_drop(self) -> float | None:
@@ -115,6 +129,28 @@ def draw(methods: Sequence[Perturbation], seed: Tensor | None, like: Tensor) -> 
     start = draw_seed(like) if seed is None else seed
     drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
     return sorted(drawn, key=lambda pair: pair[0].order)
+
+
+@dataclass(frozen=True)
+class WeightDropout(Perturbation):
+    """Ordinary dropout of attention weights: what a model's own `dropout_p` does."""
+
+    p: float
+    order: ClassVar[int] = 1
+    stages: ClassVar[tuple[Stage, ...]] = ("weights",)
+
+    def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
+        batch, heads, queries, keys = weights.shape
+        return inverted_weights(weights, stream.keep((batch, heads, queries, keys), self.p), self.p, allowed)
+
+
+def inverted_weights(weights: Tensor, keep: Tensor, p: float, allowed: Tensor | None = None) -> Tensor:
+    """Weights with some set to zero and the others divided by 1 − p; rows that would lose everything stay as they are.
+
+    keep: boolean, broadcastable to the weights (B, H, Nq, Nk), True = kept.
+    """
+    intact = ~(keep if allowed is None else keep & allowed).any(-1, keepdim=True)
+    return torch.where(intact, weights, weights * keep / (1 - p))
 
 
 def rescue(keep: Tensor, allowed: Tensor | None) -> Tensor:

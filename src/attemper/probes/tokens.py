@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from attemper.probes.conditioning import Conditioning, condition_number, conditioning
 from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
-from attemper.tempering.layers import Layout, Skips, tensors, to_tokens
+from attemper.tempering.layers import Layout, tensors, to_tokens
+from attemper.tempering.skips import Skips
 from attemper.tempering.subclassing import Action
 
 __all__ = ["PLACES", "BlockWatch", "JacobianWatch", "block_watches", "conditioning_after"]

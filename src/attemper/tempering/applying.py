@@ -20,8 +20,9 @@ from attemper.ops.dispatch import IMPLEMENTATIONS
 from attemper.recipe import as_methods, describe
 from attemper.sites import find_sites
 from attemper.tempering.handle import PREFIX, Tempered
+from attemper.tempering.penalties import Control
 from attemper.tempering.placement import make_plan
-from attemper.tempering.subclassing import Control, add_action, is_tempered, override, state_of
+from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
 
 __all__ = ["apply"]
 

@@ -1,11 +1,12 @@
-"""Which methods go together: the one place where that is decided."""
+"""Which methods go together, by what they declare."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from attemper.errors import ConflictError
-from attemper.methods import Consistency, DropAttention, DropHead, DropPath, ExplicitDropout, Method, RDrop, Skipless
+from attemper.methods.base import Method
+from attemper.methods.kinds import BranchMap, LossTerm, Penalty, SkipRemover
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 
@@ -14,28 +15,31 @@ __all__ = ["check_composition"]
 
 def check_composition(methods: Sequence[Method]) -> None:
     """Raise for a pair of methods that makes no sense together, with the reason."""
-    for one in methods:
-        for other in methods:
-            reason = _why_not(one, other)
+    for index, one in enumerate(methods):
+        for other in methods[index + 1 :]:
+            reason = _why_not(one, other) or _why_not(other, one) or one.conflict(other) or other.conflict(one)
             if reason:
                 raise ConflictError(f"'{describe(methods)}': {reason}")
 
 
 def _why_not(one: Method, other: Method) -> str | None:
-    if isinstance(one, Consistency) and isinstance(other, RDrop):
-        return "consistency and rdrop are two forms of one comparison; choose one"
-    if isinstance(one, ExplicitDropout) and one.av and isinstance(other, DropAttention) and other.rescale == "inverted":
+    if isinstance(one, LossTerm) and isinstance(other, LossTerm):
+        return f"{one.name} and {other.name} are two forms of one comparison; choose one"
+    if isinstance(one, Penalty) and isinstance(other, Perturbation):
+        component = one.needs_unit_rows
+        if component and other.uneven_rows:
+            return (
+                f"{one.name}({component}) needs rows of attention that sum to 1, and {other.uneven_rows}; use another "
+                "component"
+            )
+        if one.needs_own_weights:
+            return (
+                f"{one.name}({one.needs_own_weights}) needs attention's own weights, and {other.name} makes them "
+                "inside of a fused call; use expectation=paper, or another component"
+            )
+    if isinstance(one, SkipRemover) and isinstance(other, BranchMap) and other.needs_skip:
         return (
-            "explicit(av=…) needs rows of attention that sum to 1, and dropattention(rescale=inverted) leaves them "
-            "uneven; use rescale=normalize or another component"
+            f"{other.name} changes branches and relies on the skip connection that {one.name} removes: tokens would be "
+            "zero"
         )
-    if isinstance(one, ExplicitDropout) and one.av and one.expectation != "paper" and isinstance(other, Perturbation):
-        return (
-            f"explicit(av=…, expectation={one.expectation}) needs attention's own weights, and {other.name} makes "
-            "them inside of a fused call; use expectation=paper, or another component"
-        )
-    if isinstance(one, ExplicitDropout) and one.av and isinstance(other, DropHead):
-        return "explicit(av=…) needs rows of attention that sum to 1, and drophead scales them; use another component"
-    if isinstance(one, Skipless) and isinstance(other, DropPath):
-        return "droppath drops branches and relies on the skip connection that skipless removes: tokens would be zero"
     return None

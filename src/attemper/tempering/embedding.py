@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
-from attemper.tempering.subclassing import Action, Control, hooks_saved_tensors, state_of
+from attemper.tempering.penalties import Control, hooks_saved_tensors
+from attemper.tempering.subclassing import Action, state_of
 
 __all__ = ["PatchAction", "ReuseAction", "from_patches", "to_patches"]
 

@@ -21,15 +21,8 @@ from attemper.methods.kinds import LossTerm
 from attemper.recipe import describe
 from attemper.tempering.interception import AttentionAction
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
-from attemper.tempering.subclassing import (
-    Action,
-    Control,
-    Entry,
-    When,
-    is_tempered,
-    restore,
-    state_of,
-)
+from attemper.tempering.penalties import Control, Entry, When
+from attemper.tempering.subclassing import Action, is_tempered, restore, state_of
 
 __all__ = ["PREFIX", "PenaltyRow", "Row", "Tempered"]
 
@@ -206,13 +199,13 @@ class Tempered:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """A stretch of code in which the model computes what it did before, in training mode too."""
+        """Context manager: inside it the model computes what it did before, in training mode too."""
         with self._when("never"):
             yield
 
     @contextlib.contextmanager
     def stochastic(self) -> Iterator[None]:
-        """A stretch of code in which the methods act in eval mode too; nothing else leaves eval mode."""
+        """Context manager: inside it the methods act in eval mode too; nothing else leaves eval mode."""
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it would pass by the tempered modules
         try:

@@ -1,6 +1,6 @@
-"""The seam: while a tempered attention module runs, its attention calls are ours.
+"""Interception: while a tempered attention module runs, its attention calls are ours.
 
-A torch-function mode catches attention at three doors: `scaled_dot_product_attention`, `multi_head_attention_forward`,
+A torch-function mode catches attention at three points: `scaled_dot_product_attention`, `multi_head_attention_forward`,
 and softmax over the last axis of 4-D logits. Inside the same module it also sees the projections being computed, which
 is where penalties get their inputs and DropConnect its weights. Where nothing acts, as in eval mode, no mode is entered
 at all: even an empty one would switch off `nn.TransformerEncoder`'s fast path and so change bits.
@@ -18,19 +18,20 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.base import Method, Place
-from attemper.methods.dropattention import DropAttention
 from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
 from attemper.ops.call import Call, make_call
 from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
-from attemper.ops.perturbation import Perturbation
+from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.sites import Projections
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
-from attemper.tempering.subclassing import Action, Control, Entry
+from attemper.tempering.padding import hides_some_from_others, real_tokens
+from attemper.tempering.penalties import Control, Entry
+from attemper.tempering.subclassing import Action
 
-__all__ = ["AttentionAction", "Doors"]
+__all__ = ["AttentionAction", "AttentionInterceptor"]
 
 
 @dataclass
@@ -45,8 +46,12 @@ class AttentionAction(Action):
     """Those that perturb the attention call, as they act here, rates resolved."""
     penalties: tuple[Method, ...] = ()
     weight_maps: tuple[Method, ...] = ()
-    witness: bool = False
-    """Whether to note which tokens are padding, for what comes later in the same block."""
+    watchers: tuple[str, ...] = ()
+    """The methods that ask which tokens are padding, or that mix tokens, which causal attention does not allow."""
+    mixers: tuple[str, ...] = ()
+    """Those of them that mix tokens."""
+    follows_entry: str | None = None
+    """A method that asked for padding before this attention, the first one, could tell."""
     looked: bool = False
     """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
     active: tuple[Perturbation, ...] = field(init=False)
@@ -73,18 +78,18 @@ class AttentionAction(Action):
             return True
         if self.penalties and self.control.penalises(training):
             return True
-        return self.witness and self.control.when != "never"
+        return len(self.watchers) > 0 and self.control.when != "never"
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        doors = Doors(self, module)
-        with doors:
+        calls = AttentionInterceptor(self, module)
+        with calls:
             out = forward(*args, **kwargs)
-        if doors.waiting:
+        if calls.waiting:
             raise UnmetError(
                 f"'{self.place.name}' ({type(module).__name__}) did not multiply its attention weights with values "
                 "in a way that was seen: its penalties cannot be taken. Leave it out with targets=."
             )
-        if doors.met == 0:
+        if calls.met == 0:
             raise UnmetError(
                 f"'{self.place.name}' ({type(module).__name__}) ran in training mode, but computed no attention by "
                 "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D "
@@ -94,7 +99,7 @@ class AttentionAction(Action):
         return out
 
 
-class Doors(TorchFunctionMode):
+class AttentionInterceptor(TorchFunctionMode):
     """Catches the attention calls of one forward pass of one module."""
 
     def __init__(self, action: AttentionAction, module: nn.Module) -> None:
@@ -111,11 +116,11 @@ class Doors(TorchFunctionMode):
         self.packed: Tensor | None = None
         """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
         self.packed_bias: Tensor | None = None
-        self.only_observes = not self.methods and not self.maps
+        self.only_observes = len(self.methods) == 0 and len(self.maps) == 0
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
         self.blurred = False
         self.waiting = False
-        """Whether the weights of the third door have not met the values yet, and penalties wait for that."""
+        """Whether the weights of the softmax have not met the values yet, and penalties wait for that."""
         self.met = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -138,7 +143,7 @@ class Doors(TorchFunctionMode):
                 return self.attention_times_values(func, *args, **kwargs)
         return func(*args, **kwargs)
 
-    # ------------------------------------------------------------------------------------------------------- doors
+    # ----------------------------------------------------------------------------------------- interception points
     def sdpa(
         self,
         query: Tensor,
@@ -150,7 +155,7 @@ class Doors(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """The first door. Takes (…, N, e) like the original; leading axes beyond (batch, heads) go into the batch."""
+        """The fused call. Takes (…, N, e) like the original; leading axes beyond (batch, heads) go into the batch."""
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
@@ -175,7 +180,7 @@ class Doors(TorchFunctionMode):
         return out.view(shape)
 
     def multihead(self, call: MultiheadArguments) -> tuple[Tensor, Tensor | None]:
-        """The second door, which the first one cannot see into."""
+        """The multi-head call, whose attention cannot be caught inside of it."""
         action = self.action
         self.map_multihead_weights(call)
         projected = project(call, as_torch=self.only_observes)
@@ -236,7 +241,7 @@ class Doors(TorchFunctionMode):
         return attend_and_square(call, impl, self.packed_bias, () if self.maps else wanted)
 
     def softmax(self, input: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-        """The third door: logits (B, H, Nq, Nk) with all their masks in, weights out."""
+        """Softmax: logits (B, H, Nq, Nk) with all their masks in, weights out."""
         action = self.action
         if action.impl not in ("auto", "reference"):
             raise UnsupportedError(
@@ -256,7 +261,7 @@ class Doors(TorchFunctionMode):
         return weights
 
     def blurred_product(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
-        """Before the third door: QKᵀ, whose keys are blurred here, so that no position bias is."""
+        """Before softmax: QKᵀ, whose keys are blurred here, so that no position bias is."""
         self.blurred = True
         seed = draw_seed(input)
         keys = other.transpose(-2, -1)
@@ -266,7 +271,7 @@ class Doors(TorchFunctionMode):
         return out
 
     def attention_times_values(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
-        """Behind the third door: AV, with which the penalties are complete."""
+        """Behind softmax: AV, with which the penalties are complete."""
         self.waiting = False
         out: Tensor = func(input, other)
         self.penalise(out, weights=input)
@@ -276,12 +281,15 @@ class Doors(TorchFunctionMode):
         """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""
         if dropout_p == 0.0:
             return self.methods
-        if any(getattr(method, "av", 0.0) for method in self.penalties):
-            raise ConflictError(
-                f"explicit(av=…) needs rows of attention that sum to 1, and '{self.action.place.name}' has attention "
-                f"dropout of its own ({dropout_p}); build the model without it or use another component"
-            )
-        return (*self.methods, DropAttention(dropout_p, rescale="inverted"))
+        for method in self.penalties:
+            component = cast(Penalty, method).needs_unit_rows
+            if component:
+                raise ConflictError(
+                    f"{method.name}({component}) needs rows of attention that sum to 1, and '{self.action.place.name}' "
+                    f"has attention dropout of its own ({dropout_p}); build the model without it or use another "
+                    "component"
+                )
+        return (*self.methods, WeightDropout(dropout_p))
 
     # ------------------------------------------------------------------------------- projections, weights and padding
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -319,29 +327,47 @@ class Doors(TorchFunctionMode):
             self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], out.transpose(0, 1), bias)
 
     def note_padding(self, mask: Tensor | None, is_causal: bool, batch: int, keys: int) -> None:
-        """Which tokens are real, for context broadcasting: those that any query may attend to."""
+        """Which tokens are real, for methods that ask: those that any query may attend to.
+
+        Methods that mix tokens are refused where attention is causal, or hides some tokens from others.
+        """
         action = self.action
-        if not action.witness:
+        if not action.watchers:
             return
-        if is_causal:
-            self.refuse_broadcast("is causal, and the mean over all tokens would show every token its future")
+        if is_causal and action.mixers:
+            self.refuse_mixing("is causal, and what mixes all tokens would show every token its future")
         padding = action.control.padding
         if mask is None:
             padding.pop(action.place.block, None) if action.place.block in padding else None
             return
-        allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        while allowed.dim() < 4:
-            allowed = allowed[None]
-        if allowed.shape[2] > 1 and not action.looked and not torch.compiler.is_compiling():
+        real = real_tokens(mask, batch)
+        if not torch.compiler.is_compiling() and not action.looked:
             action.looked = True
-            hidden = allowed.any(2, keepdim=True) & allowed.any(3, keepdim=True) & ~allowed
-            if hidden.any():
-                self.refuse_broadcast("hides some tokens from others, and the mean over all tokens would show them")
-        padding[action.place.block] = allowed.any(2).any(1).expand(batch, keys)
+            if action.mixers and hides_some_from_others(mask):
+                self.refuse_mixing("hides some tokens from others, and what mixes all tokens would show them")
+            self.check_entry(real, known=True)
+        self.check_entry(real, known=False)
+        padding[action.place.block] = real
 
-    def refuse_broadcast(self, reason: str) -> NoReturn:
+    def check_entry(self, real: Tensor, known: bool) -> None:
+        """Raise where a method acted before this attention without knowing of the padding that its mask tells of."""
+        entry = self.action.control.entry_padding
+        if self.action.follows_entry is None or (entry is not None) != known:
+            return
+        if torch.compiler.is_compiling():
+            return  # values cannot be read here; the first eager pass, or the masks' names, decide
+        if not real.all() and (entry is None or not torch.equal(entry, real)):
+            raise ConflictError(
+                f"'{self.action.place.name}' is called with a mask that hides padding, and {self.action.follows_entry} "
+                "acts before it, where that padding is not known from the arguments of the block: padding would reach "
+                "the other tokens. Use batches without padding, or hand the block a mask in an argument whose name "
+                "contains 'mask'."
+            )
+
+    def refuse_mixing(self, reason: str) -> NoReturn:
         raise ConflictError(
-            f"'{self.action.place.name}' {reason}: cb cannot act in this block. Leave it out with targets=."
+            f"'{self.action.place.name}' {reason}: {' and '.join(self.action.mixers)} cannot act in this block. Leave "
+            "it out with targets=."
         )
 
     def penalise(

@@ -8,7 +8,7 @@ from torch import nn
 
 from attemper.sites import Sites
 
-__all__ = ["active_dropout", "own_drop_path", "own_mlp_dropout"]
+__all__ = ["Own", "active_dropout", "own_drop_path", "own_mlp_dropout"]
 
 Own = tuple[str, nn.Module, str, float]
 """The module's name, the module, the attribute that holds the rate, and the rate."""

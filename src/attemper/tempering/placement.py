@@ -10,10 +10,17 @@ from torch import nn
 
 from attemper.errors import ConflictError, NoSiteError
 from attemper.methods.base import Method, Place
-from attemper.methods.broadcast import ContextBroadcast
-from attemper.methods.droppath import DropPath
-from attemper.methods.feedforward import FeedForwardDropout
-from attemper.methods.kinds import BlockMap, BranchMap, LossTerm, PatchMap, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.methods.kinds import (
+    BlockMap,
+    BranchMap,
+    LossTerm,
+    PatchMap,
+    Penalty,
+    SkipRemover,
+    TokenMap,
+    WeightMap,
+    mixes_tokens,
+)
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 from attemper.sites import AttentionSite, MlpSite, Sites
@@ -25,12 +32,14 @@ from attemper.tempering.layers import (
     Layout,
     MlpPenaltyAction,
     Parameters,
-    RootAction,
-    SkipAction,
     TokenAction,
 )
-from attemper.tempering.own_dropout import active_dropout, own_drop_path, own_mlp_dropout
-from attemper.tempering.subclassing import Action, Control
+from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
+from attemper.tempering.padding import mask_positions
+from attemper.tempering.penalties import Control
+from attemper.tempering.root import RootAction
+from attemper.tempering.skips import SkipAction
+from attemper.tempering.subclassing import Action
 
 __all__ = ["Plan", "make_plan"]
 
@@ -47,14 +56,14 @@ class Plan:
 def make_plan(model: nn.Module, methods: Sequence[Method], sites: Sites, control: Control, impl: str) -> Plan:
     """Resolve every method at every place where it acts."""
     check_composition(methods)
-    wiring = Wiring(model, tuple(methods), sites, control, impl)
+    placement = Placement(model, tuple(methods), sites, control, impl)
     for method in methods:
-        wiring.check(method)
-    wiring.wire()
-    return Plan(wiring.actions, wiring.overrides, wiring.parameters)
+        placement.check(method)
+    placement.place_all()
+    return Plan(placement.actions, placement.overrides, placement.parameters)
 
 
-class Wiring:
+class Placement:
     """The plan in the making."""
 
     def __init__(
@@ -158,22 +167,23 @@ class Wiring:
                 return "batch_first" if site.module.batch_first else "sequence_first"
         return "batch_first"
 
-    # -------------------------------------------------------------------------------------------------------- wiring
-    def wire(self) -> None:
+    # ---------------------------------------------------------------------------------------------------- actions
+    def place_all(self) -> None:
         """Innermost first: attention, then penalties, which look at what a layer itself gets and gives."""
-        self.wire_attention()
+        self.place_attention()
         for method in self.methods:
             if isinstance(method, Penalty):
-                self.wire_penalty(method)
+                self.place_penalty(method)
         for method in self.methods:
+            self.refuse_or_replace(method)
             if isinstance(method, TokenMap):
-                self.wire_tokens(method, method)
+                self.place_tokens(method, method)
             if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
                     self.actions.append((patch.module, PatchAction(self.control, place, method, patch.patch)))
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
-                self.wire_blocks(method)
+                self.place_blocks(method)
         if any(isinstance(method, LossTerm) for method in self.methods):
             if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
                 self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
@@ -182,11 +192,13 @@ class Wiring:
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
 
-    def wire_attention(self) -> None:
+    def place_attention(self) -> None:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
         maps = [m for m in self.methods if isinstance(m, WeightMap)]
         penalties = [m for m in self.methods if isinstance(m, Penalty)]
-        broadcasts = any(isinstance(m, ContextBroadcast) for m in self.methods)
+        mixers = tuple(m.name for m in self.methods if mixes_tokens(m))
+        asking = tuple(m.name for m in self.methods if isinstance(m, TokenMap) and m.positions and m.needs_padding)
+        watchers = tuple(dict.fromkeys((*asking, *mixers)))
         seen: set[int] = set()
         for site in self.sites.attentions:
             place = self.place(site)
@@ -198,38 +210,65 @@ class Wiring:
                 tuple(m.at(place) for m in perturbations),
                 tuple(m.at(place) for m in penalties if m.wants_attention(place)),
                 tuple(m.at(place) for m in maps),
-                witness=broadcasts and site.block not in seen,
             )
+            if watchers and site.block not in seen:
+                action.watchers, action.mixers = watchers, mixers
+                action.follows_entry = self.asks_at_entry() if site.block == self.blocks[0].index else None
             seen.add(site.block)
-            if action.perturbations or action.penalties or action.weight_maps or action.witness:
+            if action.perturbations or action.penalties or action.weight_maps or action.watchers:
                 self.actions.append((site.module, action))
 
-    def wire_tokens(self, method: Method, kind: TokenMap) -> None:
-        if isinstance(method, FeedForwardDropout):
-            self.refuse_or_replace(method)
+    def asks_at_entry(self) -> str | None:
+        """The name of a method that asks for padding before the first block, if there is one."""
+        for method in self.methods:
+            if isinstance(method, TokenMap) and "entry" in method.positions and method.needs_padding:
+                return method.name
+        return None
+
+    def place_tokens(self, method: Method, kind: TokenMap) -> None:
         for position in kind.positions:
             if position == "attention_end":
                 for site in self.sites.attentions:
                     self.add_tokens(method, kind, site.block, *self.end_of_attention(site))
             elif position == "entry":
                 first = self.blocks[0]
-                self.add_tokens(method, kind, 0, first.name, first.module, "input")
+                action = self.add_tokens(method, kind, first.index, first.name, first.module, "input")
+                action.masks = mask_positions(type(first.module).forward) if kind.needs_padding else None
             else:
                 for mlp in self.mlps:
                     for layer, side in self.of_mlp(mlp, position):
                         self.add_tokens(method, kind, mlp.block, mlp.name, layer, side)
 
-    def add_tokens(self, method: Method, kind: TokenMap, block: int, name: str, layer: nn.Module, side: Any) -> None:
+    def add_tokens(
+        self, method: Method, kind: TokenMap, block: int, name: str, layer: nn.Module, side: Any
+    ) -> TokenAction:
         place = self.block_place(block, name)
         if kind.needs_class_token and not place.class_token:
             raise NoSiteError(f"'{method}' needs a class token, and none is known before '{name}' in block {block}")
         action = TokenAction(self.control, place, method.at(place), side, self.layout(block, layer))
-        start = kind.parameter(_channels(layer, side))
+        start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
             reference = next(layer.parameters())
             action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         self.actions.append((layer, action))
+        return action
+
+    def width_of(self, block: int, method: Method) -> int:
+        """How many channels the tokens of a block have, by the layers that read them; a block itself does not say."""
+        for site in self.sites.attentions:
+            if site.block == block and isinstance(site.module, nn.MultiheadAttention):
+                return int(site.module.embed_dim)
+            if site.block == block and site.projections is not None:
+                return int(site.projections.q.matrix().shape[1])
+        for mlp in self.mlps:
+            if mlp.block == block:
+                return _channels(mlp.firsts[0], "input")
+        if cast(TokenMap, method).parameter(1) is None:
+            return 0
+        raise NoSiteError(
+            f"'{method}' has a parameter, and how many channels tokens have in block {block} is not known"
+        )
 
     def of_mlp(self, mlp: MlpSite, position: str) -> Iterator[tuple[nn.Module, str]]:
         if position == "mlp_front":
@@ -252,7 +291,7 @@ class Wiring:
             "the end of its branch is not known; leave it out with targets="
         )
 
-    def wire_penalty(self, method: Method) -> None:
+    def place_penalty(self, method: Method) -> None:
         for mlp in self.mlps:
             place = self.block_place(mlp.block, mlp.name)
             if not cast(Penalty, method).wants_mlp(place):
@@ -263,9 +302,7 @@ class Wiring:
             layout = self.layout(mlp.block, mlp.last)
             self.actions.append((mlp.last, MlpPenaltyAction(self.control, place, method.at(place), "ff2", layout)))
 
-    def wire_blocks(self, method: Method) -> None:
-        if isinstance(method, DropPath):
-            self.refuse_or_replace(method)
+    def place_blocks(self, method: Method) -> None:
         for block in self.blocks:
             place = self.block_place(block.index, block.name)
             here = method.at(place)
@@ -279,10 +316,15 @@ class Wiring:
                 self.actions.append((block.module, SkipAction(self.control, place, here, attentions, mlps, layout)))
 
     # ------------------------------------------------------------------------------------------- the model's own things
-    def refuse_or_replace(self, method: FeedForwardDropout | DropPath) -> None:
-        own = own_drop_path(self.model) if isinstance(method, DropPath) else own_mlp_dropout(self.model, self.sites)
+    def refuse_or_replace(self, method: Method) -> None:
+        """Where the model's own dropout does the same as a method: set it to 0 under replace=true, else refuse."""
+        own: list[Own] = []
+        if method.replaces_own == "drop_path":
+            own = own_drop_path(self.model)
+        elif method.replaces_own == "mlp_dropout":
+            own = own_mlp_dropout(self.model, self.sites)
         for name, module, attribute, rate in own:
-            if not method.replace:
+            if not getattr(method, "replace", False):
                 raise ConflictError(
                     f"'{method}': the model has its own, '{name}' with {attribute}={rate}. Build the model without it, "
                     "or write replace=true to set it to 0."

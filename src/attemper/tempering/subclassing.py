@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from attemper.errors import UnmetError
 from attemper.methods.base import Method
+from attemper.tempering.penalties import Control
 
 __all__ = [
     "KEY",
     "Action",
-    "Control",
     "ModuleState",
     "add_action",
-    "hooks_saved_tensors",
     "is_tempered",
     "override",
     "restore",
@@ -35,76 +31,6 @@ __all__ = [
 
 KEY = "_attemper"
 """The one attribute that a tempered module has more than before."""
-
-When = Literal["training", "always", "never"]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One term that a forward pass added to the loss."""
-
-    site: str
-    block: int
-    method: str
-    component: str
-    value: Tensor
-    sums: bool = False
-    """Whether the value is a sum over samples; otherwise it is a mean."""
-
-
-@dataclass
-class Control:
-    """What all tempered modules of one model share."""
-
-    methods: tuple[Method, ...]
-    """The methods as the user wrote them."""
-    left_alone: dict[str, str]
-    auto_penalty: bool = False
-    loss_scale: float | Callable[[], float] = 1.0
-    batch_share: float = 1.0
-    """The part of the whole batch that this process sees."""
-    when: When = "training"
-    muted: bool = False
-    """While True, penalties do not count: the second pass of a comparison."""
-    ledger: list[Entry] = field(default_factory=list)
-    padding: dict[int, Tensor] = field(default_factory=dict)
-    """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
-    embedded: list[tuple[str, Tensor, Tensor]] | None = None
-    """While two passes are compared: the name, the image and the tokens of every patch embedding in the first one."""
-
-    def on(self, training: bool) -> bool:
-        """Whether what acts in training acts now."""
-        return self.when == "always" or (self.when == "training" and training)
-
-    def penalises(self, training: bool) -> bool:
-        """Whether penalties are computed now."""
-        return training and self.when != "never" and torch.is_grad_enabled()
-
-    def enter(self, entry: Entry) -> None:
-        """Put a term into the ledger, if this pass counts.
-
-        A backward pass that recomputes a checkpointed block does not, nor does the second pass of a comparison. Both
-        compute the term all the same: checkpointing wants the tensors of the first time again.
-        """
-        if self.muted:
-            return
-        if entry.sums and self.batch_share != 1:
-            entry = replace(entry, value=entry.value / self.batch_share)
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-            self.ledger.append(entry)
-        elif not hooks_saved_tensors():
-            raise UnmetError(
-                f"'{entry.site}' is checkpointed with use_reentrant=True, where its penalties are known in "
-                "the backward pass only, too late to be counted; use_reentrant=False can count them"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "ledger": [], "padding": {}, "embedded": None}
-
-
-def hooks_saved_tensors() -> bool:
-    """Whether what autograd saves goes through hooks, as in a checkpoint, which will compute it once more."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 class Action:
@@ -157,7 +83,7 @@ def made_class(original: Any) -> Any:
 
     def template(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.__dict__.get(KEY)
-        if state is None or state.original is not original:  # asleep below a class that was put on top since
+        if state is None or state.original is not original:  # inactive: another class was put on top since
             return super(made, self).forward(*args, **kwargs)
         return state.run(self, super(made, self).forward, args, kwargs)
 
@@ -211,7 +137,7 @@ def override(module: nn.Module, name: str, value: Any) -> None:
 
 
 def restore(module: nn.Module) -> None:
-    """Take away everything again. Where another library put a class on top since, ours stays below it, asleep."""
+    """Take away everything again. Where another library put a class on top since, ours stays below it, inactive."""
     state: ModuleState | None = module.__dict__.pop(KEY, None)
     for name, value in (state.before if state else {}).items():
         setattr(module, name, value)

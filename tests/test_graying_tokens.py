@@ -1,0 +1,110 @@
+"""Token graying on tokens: padding neither counts nor changes, and causal models are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+import attemper
+from attemper.errors import ConflictError
+from attemper.methods import TokenGraying
+from grays import randn
+
+
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_neither_counts_nor_changes(kind, side):
+    method = TokenGraying(kind, where="tokens")
+    x, lengths, tokens = randn(4, 9, 6), (9, 5, 1, 3), 9
+    real = torch.stack([torch.arange(tokens) < length for length in lengths])
+    real = real.flip(1) if side == "left" else real
+    out = method.gray(x, real)
+    for sample, length in enumerate(lengths):
+        alone = method.gray(x[sample, real[sample]][None])[0]
+        torch.testing.assert_close(out[sample, real[sample]], alone, atol=1e-9, rtol=1e-9)
+        assert torch.equal(out[sample, ~real[sample]], x[sample, ~real[sample]])
+        assert len(alone) == length
+
+
+def test_no_padding_is_the_same_as_all_tokens_real():
+    x = randn(3, 8, 5)
+    for kind in ("dct", "svd"):
+        method = TokenGraying(kind, where="tokens")
+        torch.testing.assert_close(method.gray(x, torch.ones(3, 8, dtype=torch.bool)), method.gray(x))
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["dct", "svd"])
+def test_ids_of_padding_do_not_move_real_tokens_of_bert(kind, implementation):
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        attn_implementation=implementation,
+    )  # fmt: skip
+    model = BertModel(config).eval()
+    attemper.apply(model, f"graying({kind}, where=tokens)")
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    ids = torch.tensor([[3, 4, 5, 0, 0], [6, 7, 8, 9, 10]])
+    first = model(ids, attention_mask=mask).last_hidden_state
+    ids[0, 3:] = torch.tensor([41, 17])
+    second = model(ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(first[mask.bool()], second[mask.bool()], atol=1e-6, rtol=0)
+    alone = model(ids[:1, :3]).last_hidden_state
+    torch.testing.assert_close(second[0, :3], alone[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_padding_of_torchs_encoder_is_kept_out(batch_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=batch_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    attemper.apply(model, "graying(svd, where=tokens)")
+    x, hidden = randn(2, 6, 16, dtype=torch.float32), torch.arange(6) >= torch.tensor([[4], [6]])
+
+    def run(x):
+        out = model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=hidden)
+        return out if batch_first else out.transpose(0, 1)
+
+    first = run(x)
+    x[0, 4:] += 3.0
+    torch.testing.assert_close(run(x)[~hidden], first[~hidden], atol=1e-6, rtol=0)
+
+
+class Block(nn.Module):
+    """A block that is told of padding in a way that no argument shows."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)
+        self.hidden = None
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        mask = None if self.hidden is None else ~self.hidden[:, None, None]
+        out = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], mask)
+        x = x + self.proj(out.squeeze(1))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+def test_padding_that_no_argument_tells_of_is_an_error_and_not_a_leak():
+    model = nn.Sequential(Block(), Block()).eval()
+    attemper.apply(model, "graying(svd, where=tokens)", targets=["0", "1"])
+    x = randn(2, 5, 12, dtype=torch.float32)
+    model(x)
+    model[0].hidden = torch.arange(5) >= torch.tensor([[3], [5]])
+    with pytest.raises(ConflictError, match="graying acts before it, where that padding is not known"):
+        model(x)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("training", [True, False])
+def test_causal_models_refuse_it_in_both_modes(implementation, training):
+    model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=2, attn_implementation=implementation))
+    attemper.apply(model.train(training), "graying(where=tokens)")
+    with pytest.raises(ConflictError, match="graying cannot act in this block"):
+        model(torch.tensor([[3, 4, 5, 6]]))
