@@ -100,6 +100,15 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     assert f"this needs '{package}', which is not installed: pip install 'attemper[{extra}]'" in capsys.readouterr().err
 
 
+def test_without_the_extra_of_the_command_line_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)  # what an import finds where there is none
+    assert main(["methods"]) == 2
+    assert "this needs 'tyro', which is not installed: pip install 'attemper[study]'" in capsys.readouterr().err
+    assert leave(["--version"]) == 0
+
+
 # -------------------------------------------------------------------------------------------------------- the main job
 @pytest.fixture(scope="module")
 def study(quick_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
