@@ -8,10 +8,9 @@ import torch.distributed.checkpoint.state_dict_loader
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp
 
-import attemper.lab.cli.commands
 import attemper.lab.evaluation.runs
 import attemper.lab.study
-import attemper.lab.training
+import attemper.lab.training.loop
 from attemper.lab.tasks import open_task
 
 torch.set_num_threads(1)  # threads that tensors are computed with here would not be there in a process that is forked

@@ -14,7 +14,7 @@ import pytest
 
 import attemper
 from attemper.lab.cli import main
-from attemper.lab.cli.commands import COMMANDS, GROUPS
+from attemper.lab.cli.commands import COMMANDS
 from attemper.lab.cli.compare import Compare, folder_of
 from attemper.lab.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
 from attemper.lab.study.published import SCALES, catalogue, find_table
@@ -22,8 +22,6 @@ from attemper.lab.study.published import SCALES, catalogue, find_table
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
 SMALL = ["--task", "digits(train=200, test=50)", "--seeds", "2", "--epochs", "1", "--workers", "1"]
-PATHS = [[name] for name in COMMANDS if name not in GROUPS]
-PATHS += [[group, name] for group, (_, members) in GROUPS.items() for name in members]
 
 
 def leave(words: list[str]) -> int:
@@ -42,16 +40,6 @@ def test_without_words_it_lists_every_command(capsys: pytest.CaptureFixture[str]
         assert f"  {name} " in listed
     assert leave(["--help"]) == 0
     assert capsys.readouterr().out == listed
-
-
-@pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_every_command_explains_itself(path: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave([*path, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "usage: attemper " + " ".join(path) in text
-    assert "{None}" not in text or path[0] in ("bench", "train"), "an option without a name for its value"
-    if path[0] != "bench":
-        assert "Examples\n  attemper " + " ".join(path) in text
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +98,15 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     monkeypatch.setattr("attemper.lab.tasks.verify", lambda *_: (_ for _ in ()).throw(missing))
     assert main(["data", "verify", "digits"]) == 2
     assert f"this needs '{package}', which is not installed: pip install 'attemper[{extra}]'" in capsys.readouterr().err
+
+
+def test_without_the_extra_of_the_command_line_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)  # what an import finds where there is none
+    assert main(["methods"]) == 2
+    assert "this needs 'tyro', which is not installed: pip install 'attemper[study]'" in capsys.readouterr().err
+    assert leave(["--version"]) == 0
 
 
 # -------------------------------------------------------------------------------------------------------- the main job

@@ -264,7 +264,7 @@ def test_a_plan_is_estimated_on_noise_and_told_as_json(capsys: pytest.CaptureFix
 
 
 def test_people_are_told_hours_memory_and_which_gpus_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attemper.lab.cli.estimate.gpu_memory", lambda: [80 * 1024**3])
+    monkeypatch.setattr("attemper.lab.study.processes.gpu_memory", lambda: [80 * 1024**3])
     screen = Console(file=io.StringIO(), width=120)
     show_estimate(screen, estimate(plan(), dataclasses.replace(found(), per_gpu=2), gpus=[1, 64]))
     told = screen.file.getvalue()  # type: ignore[attr-defined]

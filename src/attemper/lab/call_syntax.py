@@ -68,7 +68,8 @@ def check_options(
                 f"'{text}': there is no option '{option}'.{suggestion(option, parameters)} "
                 f"Options: {', '.join(parameters)}."
             )
-        kind = str(parameters[option].annotation)
+        annotation = parameters[option].annotation
+        kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         if "int" in kind and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
         if kind == "bool" and not isinstance(value, bool):

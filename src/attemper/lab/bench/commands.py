@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attemper.errors import ParameterError
-from attemper.lab.bench.html_page import write_page
-from attemper.lab.bench.ops import OpsPlan, bench_ops
+from attemper.lab.bench.options import OpsPlan, StepPlan
 from attemper.lab.bench.results import OpsReport, StepReport, save
-from attemper.lab.bench.step import StepPlan, bench_step
 from attemper.lab.bench.terminal import progress_on, show
 
 __all__ = ["Ops", "Step"]
@@ -32,6 +30,9 @@ class Ops(OpsPlan):
 
     def run(self, words: Sequence[str] = ()) -> OpsReport:
         """Measure, show, write. words: what was typed, for the record."""
+        from attemper.lab.bench.html_page import write_page
+        from attemper.lab.bench.ops import bench_ops
+
         check_files(self.json, self.page)
 
         def keep(report: OpsReport) -> None:
@@ -61,6 +62,9 @@ class Step(StepPlan):
 
     def run(self, words: Sequence[str] = ()) -> StepReport:
         """Measure, show, write. words: what was typed, for the record."""
+        from attemper.lab.bench.html_page import write_page
+        from attemper.lab.bench.step import bench_step
+
         check_files(self.json, self.page)
         with progress_on("bench step") as progress:
             report = bench_step(self, command=command_line(words), progress=progress)

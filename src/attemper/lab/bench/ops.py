@@ -16,7 +16,7 @@ from attemper.errors import ParameterError
 from attemper.lab.bench.candidates import SEED, Candidate, candidates, check_backends
 from attemper.lab.bench.default_recipes import ops_recipes
 from attemper.lab.bench.machine import pick_device
-from attemper.lab.bench.options import Plan, Progress, head_of, silent, threads
+from attemper.lab.bench.options import OpsPlan, Progress, head_of, silent, threads
 from attemper.lab.bench.results import Machine, OpsReport, OpsRow, Shape
 from attemper.lab.bench.shapes import find_shapes
 from attemper.lab.bench.targets import ops_target
@@ -25,18 +25,6 @@ from attemper.lab.bench.timing import Deadline, Prepared, Stopwatch, interleaved
 __all__ = ["OpsPlan", "bench_ops"]
 
 CHECKED_TOKENS = 1024  # the float64 reference stores N × N logits
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpsPlan(Plan):
-    """What `bench_ops` measures."""
-
-    shapes: tuple[str, ...] = ()
-    """Tokens x head width, such as 197x64, or all four sizes, such as 8x12x4096x64. All named shapes if not given."""
-    methods: tuple[str, ...] = ()
-    """Names of methods or recipes that act inside of attention. DropKey, HardMask and Blur if not given."""
-    backends: tuple[str, ...] = ()
-    """What to compare with: cudnn, flash, efficient, math, flex, listing, listing-compiled. All if not given."""
 
 
 def bench_ops(

@@ -6,17 +6,21 @@ import contextlib
 import datetime
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal, get_args
 
 from attemper.errors import ParameterError
-from attemper.lab.bench.machine import describe_machine
 from attemper.lab.bench.results import Head
-from attemper.lab.bench.timing import CLOCKS, Clock, Stopwatch
 
-__all__ = ["Plan", "Progress", "head_of", "silent", "threads"]
+if TYPE_CHECKING:
+    import torch
 
+    from attemper.lab.bench.timing import Stopwatch
+
+__all__ = ["MODES", "Clock", "Mode", "OpsPlan", "Plan", "Progress", "StepPlan", "head_of", "silent", "threads"]
+
+Clock = Literal["wall", "cpu"]
+Mode = Literal["eager", "compiled"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 Progress = Callable[[float, str], None]
 """Called with the share of the work that is done, 0 … 1, and what is done next."""
 
@@ -48,17 +52,54 @@ class Plan:
         """Raise if an option is out of range."""
         if self.rounds < 2:
             raise ParameterError(f"rounds must be at least 2, for a median and its interval; got {self.rounds}")
-        if self.clock not in CLOCKS:
-            raise ParameterError(f"clock must be one of {', '.join(CLOCKS)}; got {self.clock!r}")
+        if self.clock not in get_args(Clock):
+            raise ParameterError(f"clock must be one of {', '.join(get_args(Clock))}; got {self.clock!r}")
         if self.threads is not None and self.threads < 1:
             raise ParameterError(f"threads must be at least 1, got {self.threads}")
         if self.minutes is not None and self.minutes <= 0:
             raise ParameterError(f"minutes must be above 0, got {self.minutes}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpsPlan(Plan):
+    """What `bench_ops` measures."""
+
+    shapes: tuple[str, ...] = ()
+    """Tokens x head width, such as 197x64, or all four sizes, such as 8x12x4096x64. All named shapes if not given."""
+    methods: tuple[str, ...] = ()
+    """Names of methods or recipes that act inside of attention. DropKey, HardMask and Blur if not given."""
+    backends: tuple[str, ...] = ()
+    """What to compare with: cudnn, flash, efficient, math, flex, listing, listing-compiled. All if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan(Plan):
+    """What `bench_step` measures."""
+
+    methods: tuple[str, ...] = ()
+    """Names of methods, or recipes. Every method that there is if not given."""
+    modes: tuple[Mode, ...] = ()
+    """Among eager and compiled. Both on a GPU, eager on a CPU if not given: compiling takes many minutes there."""
+    batch: int | None = None
+    """Images per step; 512 on a GPU, 8 on a CPU if not given."""
+    library: Literal["auto", "timm", "torchvision"] = "auto"
+    """Where the model comes from."""
+
+    def check(self) -> None:
+        """Raise if an option is out of range."""
+        super().check()
+        for mode in self.modes:
+            if mode not in MODES:
+                raise ParameterError(f"modes must be among {', '.join(MODES)}; got {mode!r}")
+        if self.batch is not None and self.batch < 1:
+            raise ParameterError(f"batch must be at least 1, got {self.batch}")
+
+
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """A stretch of code in which torch uses so many CPU threads; None: as many as before."""
+    import torch
+
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -70,6 +111,8 @@ def threads(count: int | None) -> Iterator[None]:
 
 def head_of(plan: Plan, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, command: str) -> Head:
     """When, where and how the figures of a plan are taken."""
+    from attemper.lab.bench.machine import describe_machine
+
     return Head(
         date=plan.date or datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=command,

@@ -7,7 +7,6 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.errors import ParameterError
 from attemper.lab.bench.default_recipes import step_recipes
 from attemper.lab.bench.machine import pick_device
-from attemper.lab.bench.options import Plan, Progress, head_of, silent, threads
+from attemper.lab.bench.options import MODES, Mode, Progress, StepPlan, head_of, silent, threads
 from attemper.lab.bench.results import Machine, StepReport, StepRow
 from attemper.lab.bench.targets import step_target
 from attemper.lab.bench.timing import (
@@ -35,34 +33,9 @@ from attemper.lab.bench.vit_models import BASE, SMALL, ViT, make_vit, pick_libra
 
 __all__ = ["MODES", "TWIN", "StepPlan", "bench_step"]
 
-Mode = Literal["eager", "compiled"]
-MODES: tuple[Mode, ...] = ("eager", "compiled")
 TWIN = "none, once more"
 """A second model without any method: how far its ratio is from 1 says how far to trust the others."""
 FEWEST_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepPlan(Plan):
-    """What `bench_step` measures."""
-
-    methods: tuple[str, ...] = ()
-    """Names of methods, or recipes. Every method that there is if not given."""
-    modes: tuple[Mode, ...] = ()
-    """Among eager and compiled. Both on a GPU, eager on a CPU if not given: compiling takes many minutes there."""
-    batch: int | None = None
-    """Images per step; 512 on a GPU, 8 on a CPU if not given."""
-    library: Literal["auto", "timm", "torchvision"] = "auto"
-    """Where the model comes from."""
-
-    def check(self) -> None:
-        """Raise if an option is out of range."""
-        super().check()
-        for mode in self.modes:
-            if mode not in MODES:
-                raise ParameterError(f"modes must be among {', '.join(MODES)}; got {mode!r}")
-        if self.batch is not None and self.batch < 1:
-            raise ParameterError(f"batch must be at least 1, got {self.batch}")
 
 
 def bench_step(

@@ -14,15 +14,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
+from attemper.lab.bench.options import Clock
+
 __all__ = [
-    "Clock",
     "CpuStopwatch",
     "CudaStopwatch",
     "Deadline",
@@ -35,8 +35,7 @@ __all__ = [
 ]
 
 Step = Callable[[], object]
-Clock = Literal["wall", "cpu"]
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 SHORTEST = 5e-3  # seconds of one reading on a CPU: processor time has a coarse tick
 LAUNCHES_MATTER = 10e-3  # seconds: a longer pass hides most of its launches
 HELD = 2 * 2**30  # bytes: a graph holds on to the memory of its pass, which may be so much

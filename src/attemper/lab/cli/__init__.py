@@ -15,15 +15,9 @@ __all__ = ["main"]
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code. words: the command line; None: the one that was typed."""
     words = sys.argv[1:] if words is None else list(words)
-    try:
-        from attemper.lab.cli.commands import read
-        from attemper.lab.cli.progress_bar import told_on_terminal
-    except ModuleNotFoundError as error:
-        if error.name in ("attemper", None) or error.name.startswith("attemper."):
-            raise
-        _complain(f"the command line needs '{error.name}': pip install 'attemper[study]'")
-        return 2
     from attemper.errors import AttemperError
+    from attemper.lab.cli.commands import read
+    from attemper.lab.cli.progress_bar import told_on_terminal
     from attemper.lab.errors import StoppedError
 
     try:
@@ -40,6 +34,8 @@ def main(words: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return 2
     except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "attemper":
+            raise
         extra = error.name if error.name in ("timm", "torchvision", "transformers") else "study"
         _complain(f"this needs '{error.name}', which is not installed: pip install 'attemper[{extra}]'")
         return 2

@@ -1,30 +1,21 @@
-"""All commands, and how a line of words becomes one of them."""
+"""All commands, and how a line of words becomes one of them.
+
+A command's module is loaded when the command is asked for. What it needs for its work is loaded when it is run, so that
+help and mistakes in the words do not wait for torch.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-import tyro
-
 import attemper
 from attemper.errors import suggestion
-from attemper.lab.bench.commands import Ops, Step
-from attemper.lab.cli.compare import Compare
-from attemper.lab.cli.data import Prepare, Verify
-from attemper.lab.cli.diagnose import Diagnose
-from attemper.lab.cli.estimate import EstimateCommand
-from attemper.lab.cli.evaluate import Evaluate
-from attemper.lab.cli.experiment import Experiment
-from attemper.lab.cli.methods import Methods
-from attemper.lab.cli.reproduce import Reproduce
-from attemper.lab.cli.study import Export, Report, Resume, Status
-from attemper.lab.cli.submit import Submit, Work
-from attemper.lab.cli.train import Train
 
-__all__ = ["read"]
+__all__ = ["COMMANDS", "Group", "load", "read"]
 
 
 class Command(Protocol):
@@ -35,46 +26,39 @@ class Command(Protocol):
         ...
 
 
-class BenchOps(Ops):
-    __doc__ = Ops.__doc__
+Group = tuple[str, Mapping[str, str]]
+"""A line about some commands, and their classes by name."""
 
-    def run(self, words: Sequence[str] = ()) -> int:  # type: ignore[override]
-        super().run(words[1:])
-        return 0
-
-
-class BenchStep(Step):
-    __doc__ = Step.__doc__
-
-    def run(self, words: Sequence[str] = ()) -> int:  # type: ignore[override]
-        super().run(words[1:])
-        return 0
-
-
-Commands = Mapping[str, Any]
-GROUPS: dict[str, tuple[str, Commands]] = {
+COMMANDS: Mapping[str, str | Group] = {
+    "compare": "compare:Compare",
+    "train": "train:Train",
+    "evaluate": "evaluate:Evaluate",
+    "reproduce": "reproduce:Reproduce",
     "study": (
         "Look at a study, go on with it, take its results elsewhere.",
-        {"status": Status, "resume": Resume, "work": Work, "submit": Submit, "export": Export},
+        {
+            "status": "study:Status",
+            "resume": "study:Resume",
+            "work": "submit:Work",
+            "submit": "submit:Submit",
+            "export": "study:Export",
+        },
     ),
-    "plan": ("Know what a plan will take before it is run.", {"estimate": EstimateCommand}),
-    "data": ("Fetch and check data sets.", {"prepare": Prepare, "verify": Verify}),
-    "bench": ("Measure what methods cost on this machine.", {"ops": BenchOps, "step": BenchStep}),
+    "plan": ("Know what a plan will take before it is run.", {"estimate": "estimate:EstimateCommand"}),
+    "report": "study:Report",
+    "diagnose": "diagnose:Diagnose",
+    "experiment": "experiment:Experiment",
+    "methods": "methods:Methods",
+    "data": ("Fetch and check data sets.", {"prepare": "data:Prepare", "verify": "data:Verify"}),
+    "bench": ("Measure what methods cost on this machine.", {"ops": "bench:BenchOps", "step": "bench:BenchStep"}),
 }
-COMMANDS: Commands = {
-    "compare": Compare,
-    "train": Train,
-    "evaluate": Evaluate,
-    "reproduce": Reproduce,
-    "study": GROUPS["study"],
-    "plan": GROUPS["plan"],
-    "report": Report,
-    "diagnose": Diagnose,
-    "experiment": Experiment,
-    "methods": Methods,
-    "data": GROUPS["data"],
-    "bench": GROUPS["bench"],
-}
+"""Module and class of every command, in the order of the help; the modules lie beside this one."""
+
+
+def load(where: str) -> Any:
+    """The class of a command."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(f"attemper.lab.cli.{module}"), name)
 
 
 def read(words: Sequence[str]) -> Command:
@@ -82,9 +66,12 @@ def read(words: Sequence[str]) -> Command:
     if words and words[0] == "--version":
         _end(f"attemper {attemper.__version__}")
     about = "Regularise attention in any transformer, and see whether it helped."
-    kind, path = _find(COMMANDS, words, "attemper", about)
-    if isinstance(kind, tuple):
-        kind, path = _find(kind[1], words[1:], path, kind[0])
+    found, path = _find(COMMANDS, words, "attemper", about)
+    if not isinstance(found, str):
+        found, path = _find(found[1], words[1:], path, found[0])
+    kind = load(found)
+    import tyro
+
     command: Command = tyro.cli(
         kind,
         prog=path,
@@ -95,7 +82,7 @@ def read(words: Sequence[str]) -> Command:
     return command
 
 
-def _find(commands: Commands, words: Sequence[str], path: str, about: str) -> tuple[Any, str]:
+def _find(commands: Mapping[str, Any], words: Sequence[str], path: str, about: str) -> tuple[Any, str]:
     """What the first word names, and the path to it."""
     if not words or words[0] in ("-h", "--help", "help"):
         _end(_overview(commands, path, about))
@@ -106,20 +93,18 @@ def _find(commands: Commands, words: Sequence[str], path: str, about: str) -> tu
     return commands[words[0]], f"{path} {words[0]}"
 
 
-def _overview(commands: Commands, path: str, about: str) -> str:
+def _overview(commands: Mapping[str, str | Group], path: str, about: str) -> str:
     width = max(map(len, commands))
     lines = [f"usage: {path} COMMAND …", "", about, ""]
-    lines += [f"  {name:{width}}  {_first_line(kind)}" for name, kind in commands.items()]
+    lines += [f"  {name:{width}}  {_first_line(each)}" for name, each in commands.items()]
     lines += ["", f"'{path} COMMAND --help' tells more and shows examples."]
     if path == "attemper":
         lines.append("'attemper compare' alone runs a comparison of eight recipes, in about three minutes.")
     return "\n".join(lines)
 
 
-def _first_line(kind: Any) -> str:
-    if isinstance(kind, tuple):
-        return str(kind[0])
-    return inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+def _first_line(each: str | Group) -> str:
+    return inspect.cleandoc(load(each).__doc__ or "").partition("\n")[0] if isinstance(each, str) else each[0]
 
 
 def _end(text: str) -> NoReturn:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -27,10 +27,10 @@ from attemper.lab.cli.options import (
 )
 from attemper.lab.cli.printing import command_line, console, print_json, show_summary
 from attemper.lab.errors import FolderError
-from attemper.lab.evaluation.suites import split_suites
-from attemper.lab.study import DEFAULT_PLAN, Plan, Summary, compare, load_plan, make_view
-from attemper.lab.study.settings import Settings
-from attemper.lab.training.ranks import joined
+
+if TYPE_CHECKING:
+    from attemper.lab.study import Plan, Summary
+    from attemper.lab.study.settings import Settings
 
 __all__ = ["Compare", "carry_out", "folder_of", "write_report"]
 
@@ -90,6 +90,9 @@ class Compare:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import DEFAULT_PLAN, load_plan
+        from attemper.lab.study.settings import Settings
+
         settings = Settings(self.probe_every, self.track)
         plan = self.changed(load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN))
         return carry_out(
@@ -107,6 +110,9 @@ class Compare:
 
     def changed(self, given: Mapping[str, Any]) -> Plan:
         """A plan with what the command line says in the place of what it said."""
+        from attemper.lab.evaluation.suites import split_suites
+        from attemper.lab.study.plan import Plan
+
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
         said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
         said = {name: value for name, value in said.items() if value not in (None, [])}
@@ -147,6 +153,9 @@ def carry_out(
     settings: how runs are watched; none: as the folder remembers it.
     parallel: under a launcher, how its processes share a run.
     """
+    from attemper.lab.study import compare, make_view
+    from attemper.lab.training.ranks import joined
+
     with joined(parallel) as ranks:
         screen = console(json=json, quiet=not ranks.main)
         summary = compare(

@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text as Words
+from typing import TYPE_CHECKING, Any
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.compare import Compare, File
 from attemper.lab.cli.options import Data, Json, Number, Text, Texts, Workers
 from attemper.lab.cli.printing import console, print_json, say
-from attemper.lab.study import DEFAULT_PLAN, Plan, load_plan
-from attemper.lab.study.estimate import Estimate, estimate
-from attemper.lab.study.probing import probe
-from attemper.lab.study.processes import gpu_memory, runs_per_gpu
-from attemper.lab.study.status import duration
-from attemper.lab.training.teacher import untrained
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attemper.lab.study import Plan
+    from attemper.lab.study.estimate import Estimate
 
 __all__ = ["EstimateCommand", "show_estimate"]
 
@@ -73,6 +69,9 @@ class EstimateCommand:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study.estimate import estimate
+        from attemper.lab.study.probing import probe
+
         if self.steps < 1:
             raise ParameterError(f"--steps is {self.steps}; it must be at least 1.")
         numbers, plan, screen = read_numbers(self.gpus), self._plan(), console(json=self.json)
@@ -87,6 +86,9 @@ class EstimateCommand:
         return 0
 
     def _plan(self) -> Plan:
+        from attemper.lab.study import DEFAULT_PLAN, load_plan
+        from attemper.lab.training.teacher import untrained
+
         given: dict[str, Any] = load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN)
         task = self.task
         if self.images is not None:
@@ -132,6 +134,12 @@ def read_numbers(text: str | None) -> list[int]:
 
 def show_estimate(screen: Console, found: Estimate) -> None:
     """Tables for people: recipes, then machines."""
+    from rich.table import Table
+    from rich.text import Text as Words
+
+    from attemper.lab.study.processes import gpu_memory, runs_per_gpu
+    from attemper.lab.study.status import duration
+
     on_gpu = any(row.memory is not None for row in found.recipes)
     unit = "GPU" if on_gpu else "worker"
     rows = Table(box=None, pad_edge=False, header_style="bold")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.options import Data, Json, Suites, Text, Writable
@@ -60,6 +59,8 @@ class Evaluate:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         from attemper.lab.evaluation import evaluate
         from attemper.lab.evaluation.runs import load_run
         from attemper.lab.study.files import translated, write_whole

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.options import Number, Text, Workers
-from attemper.lab.study.executor import Executor
-from attemper.lab.study.processes import Processes
-from attemper.lab.study.resources import Resources
+
+if TYPE_CHECKING:
+    from attemper.lab.study.executor import Executor
 
 __all__ = ["Where"]
 
@@ -38,6 +38,7 @@ class Where:
         if self.executor == "ray":
             self._refuse("per_gpu", "say --per-run gpus=0.5 to put two runs on a GPU")
             from attemper.lab.study.ray_executor import RayCluster
+            from attemper.lab.study.resources import Resources
 
             per_run = Resources.parse(self.per_run) if self.per_run is not None else None
             return RayCluster(self.address, per_run, self.workers)
@@ -45,6 +46,8 @@ class Where:
         self._refuse("address", "it belongs to --executor ray")
         if self.workers is None and self.per_gpu is None:
             return None
+        from attemper.lab.study.processes import Processes
+
         return Processes(self.workers, self.per_gpu)
 
     def _refuse(self, name: str, instead: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table as Grid
 
 from attemper.lab.cli.options import Data, Json, Text
 from attemper.lab.cli.printing import console, print_json, say
@@ -59,6 +58,8 @@ class Experiment:
 
         where = console(json=self.json)
         if self.name is None:
+            from rich.table import Table as Grid
+
             grid = Grid("name", "experiment", "arms", box=None, pad_edge=False, header_style="bold")
             for name, each in EXPERIMENTS.items():
                 grid.add_row(name, each.title, str(len(each.arms)))

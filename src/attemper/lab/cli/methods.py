@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
-from rich.table import Table
 
 import attemper
 from attemper.errors import UnknownMethodError, suggestion
@@ -45,6 +44,8 @@ class Methods:
         elif self.name is not None:
             _tell(chosen[0])
         else:
+            from rich.table import Table
+
             table = Table(box=None, pad_edge=False, header_style="bold")
             for title in ("name", "what it does", "from"):
                 table.add_column(title, no_wrap=title == "name")

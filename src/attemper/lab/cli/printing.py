@@ -7,10 +7,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["command_line", "console", "print_json", "say", "show_summary"]
 
@@ -20,11 +20,15 @@ def console(*, json: bool = False, quiet: bool = False) -> Console:
 
     quiet: nowhere, as in all processes but one of those that train together.
     """
+    from rich.console import Console
+
     return Console(stderr=json, highlight=False, quiet=quiet)
 
 
 def say(where: Console, *lines: str) -> None:
     """Lines as they are, without markup, and without breaking what was meant as one."""
+    from rich.text import Text
+
     for line in lines:
         where.print(Text(line), soft_wrap=True)
 

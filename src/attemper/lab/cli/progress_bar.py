@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from attemper.lab.cli.printing import console, say
 
-from attemper.lab.cli.printing import say
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 __all__ = ["PreparationBar", "told_on_terminal"]
 
@@ -24,6 +26,8 @@ class PreparationBar:
         if not self._where.is_terminal:
             return
         if self._bar is None:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._where, transient=True)
             self._bar.start()
@@ -47,7 +51,7 @@ def told_on_terminal() -> Iterator[None]:
     """A stretch of code in which preparation shows itself on standard error, so that output for scripts stays clean."""
     from attemper.lab.tasks.notifications import listening
 
-    bar = PreparationBar(Console(stderr=True, highlight=False))
+    bar = PreparationBar(console(json=True))
     try:
         with listening(bar):
             yield

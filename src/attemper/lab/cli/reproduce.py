@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table as Grid
 
 from attemper.lab.cli.compare import carry_out
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import Data, Json, Writable
 from attemper.lab.cli.printing import console, say
-from attemper.lab.study import Plan, dump_plan
-from attemper.lab.study.published import SCALES, catalogue, find_table
 
 __all__ = ["Reproduce"]
 
@@ -44,6 +41,9 @@ class Reproduce:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Plan, dump_plan
+        from attemper.lab.study.published import find_table
+
         if self.name is None:
             _list()
             return 0
@@ -72,6 +72,10 @@ class Reproduce:
 
 
 def _list() -> None:
+    from rich.table import Table as Grid
+
+    from attemper.lab.study.published import SCALES, catalogue
+
     where = console()
     tables = Grid(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "table", "rows", "source"):

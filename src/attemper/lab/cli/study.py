@@ -9,16 +9,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.compare import carry_out, write_report
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
 from attemper.lab.cli.printing import console, print_json, say
-from attemper.lab.study import Study, Summary, make_view, status_of, status_table, summarise, to_csv, to_markdown
-from attemper.lab.study.files import translated, write_whole
-from attemper.lab.study.live import View
+
+if TYPE_CHECKING:
+    from attemper.lab.study import Study
+    from attemper.lab.study.live import View
 
 __all__ = ["Export", "Report", "Resume", "Status", "watch"]
 
@@ -45,6 +46,8 @@ class Status:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Study, make_view, status_of, status_table
+
         study = Study(self.folder, root=self.data)
         if self.watch:
             watch(study, make_view(console(json=self.json)))
@@ -58,6 +61,8 @@ class Status:
 
 def watch(study: Study, view: View) -> None:
     """Show how a study goes on until nothing is missing, or Ctrl-C. It only looks."""
+    from attemper.lab.study import status_of
+
     try:
         while study.missing():
             view.show(status_of(study))
@@ -87,6 +92,8 @@ class Resume:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Study
+
         plan = Study(self.folder, root=self.data).plan
         return carry_out(
             plan,
@@ -98,13 +105,6 @@ class Resume:
             change_plan=False,
             json=self.json,
         )
-
-
-def _as_json(summary: Summary) -> str:
-    return json.dumps(summary, indent=1, allow_nan=False) + "\n"
-
-
-MAKERS = {"csv": to_csv, "markdown": to_markdown, "json": _as_json}
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,14 @@ class Export:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Study, summarise, to_csv, to_markdown
+        from attemper.lab.study.files import translated, write_whole
+
         summary = summarise(Study(self.folder, root=self.data))
-        text = MAKERS[self.format](summary)
+        if self.format == "json":
+            text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
+        else:
+            text = to_csv(summary) if self.format == "csv" else to_markdown(summary)
         if self.out is None:
             sys.stdout.write(text)
             return 0
@@ -150,6 +156,8 @@ class Report:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Study, summarise
+
         study = Study(self.folder, root=self.data)
         if self.out is not None:
             _refuse_folder(self.out)

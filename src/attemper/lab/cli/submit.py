@@ -10,19 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.compare import write_report
 from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
 from attemper.lab.cli.printing import console, say
-from attemper.lab.study import Study, load_plan, status_of, summarise
-from attemper.lab.study.comparison import write_summary
-from attemper.lab.study.files import translated, write_whole
-from attemper.lab.study.locks import check_locks
-from attemper.lab.study.processes import cores
-from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
 
 __all__ = ["Submit", "Work"]
 
@@ -72,6 +65,11 @@ class Submit:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.study import Study, load_plan
+        from attemper.lab.study.files import translated
+        from attemper.lab.study.locks import check_locks
+        from attemper.lab.study.slurm import Job, slurm_script
+
         if not self.slurm:
             raise ParameterError("For which scheduler? There is one so far: --slurm.")
         study = Study(self.folder, None if self.plan is None else load_plan(self.plan), self.data)
@@ -104,6 +102,8 @@ class Submit:
         return [*start, "study", "work", str(self.folder.absolute()), *data]
 
     def _put(self, script: str) -> None:
+        from attemper.lab.study.files import translated, write_whole
+
         if self.out is None:
             sys.stdout.write(script)
             return
@@ -131,6 +131,14 @@ class Work:
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
 
     def run(self, words: Sequence[str] = ()) -> int:
+        import torch
+
+        from attemper.lab.study import Study, status_of, summarise
+        from attemper.lab.study.comparison import write_summary
+        from attemper.lab.study.locks import check_locks
+        from attemper.lab.study.processes import cores
+        from attemper.lab.study.slurm import LEFT_WORK
+
         where = console()
         study = Study(self.folder, root=self.data)
         study.check_data()

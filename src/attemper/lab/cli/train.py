@@ -9,18 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
 from attemper.errors import ParameterError
 from attemper.lab.cli.evaluate import show_evaluation
 from attemper.lab.cli.options import Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
 from attemper.lab.cli.printing import console, print_json, say
-from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.tracking import Follower, check_trackers, follow
 from attemper.lab.training.spec import Budget, RunSpec
-from attemper.recipe import as_methods, render
 
 if TYPE_CHECKING:
+    from attemper.lab.tracking import Follower
     from attemper.lab.training.ranks import Ranks
 
 __all__ = ["Train"]
@@ -70,9 +66,14 @@ class Train:
         return 0
 
     def _train(self, ranks: Ranks) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from attemper.lab.evaluation.suites import parse_suites
         from attemper.lab.study.files import translated, write_whole
         from attemper.lab.tasks import open_task
+        from attemper.lab.tracking import check_trackers
         from attemper.lab.training import check_run, run, settled
+        from attemper.recipe import as_methods, render
 
         where = console(json=self.json, quiet=not ranks.main)
         check_trackers(self.track)
@@ -125,6 +126,8 @@ class Train:
         self._show(result, where)
 
     def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
+        from attemper.lab.tracking import follow
+
         folder = self.folder or Path()
         return follow(
             self.track if ranks.main else (),

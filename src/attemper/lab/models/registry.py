@@ -10,6 +10,7 @@ from torch import nn
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, parse_call
+from attemper.lab.entry_points import added, find_added
 from attemper.lab.models.convmixer import convmixer
 from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
@@ -21,6 +22,8 @@ from attemper.lab.tasks.text import TextShape
 __all__ = ["build_model", "list_models"]
 
 Fitting = TypeVar("Fitting")
+GROUP = "attemper.models"
+"""The entry point of other packages' models: functions of the task's shape."""
 
 OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
@@ -78,7 +81,7 @@ LIBRARIES = {
 
 def list_models() -> dict[str, str]:
     """Every model's name, with a line about it."""
-    return {**{name: line for name, (_, _, line) in OWN.items()}, **LIBRARIES}
+    return {name: line for name, (_, _, line) in OWN.items()} | LIBRARIES | added(GROUP)
 
 
 def build_model(text: str, shape: Shape) -> nn.Module:
@@ -92,6 +95,9 @@ def build_model(text: str, shape: Shape) -> nn.Module:
     2
     """
     name, options = parse_call(text)
+    if make := find_added(GROUP, name, own=(*OWN, *LIBRARIES), takes=("shape",), gives=nn.Module):
+        check_options(text, functools.partial(make, shape), options)
+        return make(shape, **options)
     library, _, rest = name.partition(":")
     if library == "timm" and rest:
         return from_timm(rest, _fitting(text, shape, InputShape), options)

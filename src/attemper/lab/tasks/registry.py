@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, parse_call, render_call
+from attemper.lab.entry_points import added, find_added
 from attemper.lab.tasks import audio, cifar
 from attemper.lab.tasks.actions import open_actions, open_planted
 from attemper.lab.tasks.base import Task
@@ -25,6 +26,8 @@ from attemper.lab.tasks.translation import open_translation
 __all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
 
 ROOT_VARIABLE = "ATTEMPER_DATA"
+GROUP = "attemper.tasks"
+"""The entry point of other packages' tasks: functions of the task's name, the text behind its colon, and the root."""
 
 TASKS = {
     "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
@@ -56,7 +59,7 @@ def data_root(root: Path | str | None = None) -> Path:
 
 def list_tasks() -> dict[str, str]:
     """Every task's name, with a line about it."""
-    return dict(TASKS)
+    return TASKS | added(GROUP)
 
 
 def open_task(text: str, root: Path | None = None) -> Task:
@@ -80,6 +83,8 @@ def open_task(text: str, root: Path | None = None) -> Task:
 
 def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
     kind, _, rest = name.partition(":")
+    if opener := find_added(GROUP, kind, own=TASKS, takes=("name", "text", "root"), gives=Task):  # type: ignore[type-abstract]
+        return functools.partial(opener, label, rest, root)
     if name == "digits":
         return functools.partial(open_digits, label)
     if name == "noise":
@@ -104,7 +109,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_numerals, label)
     if kind == "translation" and rest:
         return functools.partial(open_translation, label, rest, root)
-    raise ParameterError(f"There is no task '{name}'.{suggestion(name, TASKS)} There are: {', '.join(TASKS)}.")
+    known = list_tasks()
+    raise ParameterError(f"There is no task '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")
 
 
 def verify(text: str, root: Path | None = None) -> list[str]:

@@ -32,21 +32,22 @@ LATER = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long and how a model is trained. The same for every recipe of a study.
-
-    >>> Budget(epochs=40, lr=5e-4).warmup_epochs
-    5.0
-    """
+    """How long and how a model is trained. The same for every recipe of a study."""
 
     epochs: int = 20
+    """How often the training set is gone through."""
     batch_size: int = 128
+    """Samples per step."""
     lr: float = 1e-3
+    """The largest learning rate, after warm-up."""
     min_lr: float = 1e-5
     """Where the cosine ends."""
     warmup_epochs: float = 5.0
     """Epochs (or a part of one) over which the rate rises linearly from zero."""
     optimizer: Literal["adam", "adamw"] = "adam"
+    """adam: weight decay is part of the gradient; adamw: it acts on the weights themselves."""
     weight_decay: float = 5e-5
+    """How strongly weights are drawn to zero."""
     clip: float | None = None
     """Largest norm of the whole gradient; none: not clipped."""
     ema: float | None = None
@@ -54,7 +55,9 @@ class Budget:
     accumulate: int = 1
     """Batches per optimiser step."""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """What the forward pass computes in; bfloat16: by autocast, with weights in float32."""
     compile: bool = False
+    """Compile the model with torch.compile."""
     augment: str = "none"
     """Augmentations joined by '+', such as 'crop-flip+mixup(0.8)'."""
     smoothing: float = 0.0
