@@ -50,6 +50,38 @@ def no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attemper.lab.bench.timing.peak_bytes_on_cpu", lambda step: 2**20)
 
 
+FEW = ("timm-vit", "timm-swin", "hf-bert", "torchvision-vit", "nn-encoder", "nn-mha", "hand-written")
+"""The families on which `make test` tries every method: each library, each way in which attention is met."""
+
+
+def is_sampled(family: str, index: int, families: list[str], methods: int) -> bool:
+    """Whether `make test` tries one pair of a matrix of families × methods; `make slow` tries the others.
+
+    Every method on a few families, and every family on a quarter of the methods, at least one, another quarter each.
+    """
+    step = min(4, methods)
+    return family in FEW or (families.index(family) + index) % step == 0
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes a minute begins first: at the end, one process would wait for the other."""
     items.sort(key=lambda item: "test_kernels_in_the_interpreter" not in item.nodeid)
+    _thin_matrices(items)
+
+
+def _thin_matrices(items: list[pytest.Item]) -> None:
+    """Mark as slow what `is_sampled` leaves out of the matrices of families × recipes."""
+    matrices: dict[str, dict[str, list[tuple[pytest.Item, str]]]] = {}
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        method = params.get("case", params.get("recipe"))
+        if "family" in params and method is not None:
+            rows = matrices.setdefault(item.nodeid.partition("[")[0], {})
+            rows.setdefault(str(method), []).append((item, params["family"].name))
+    for rows in matrices.values():
+        families = list(dict.fromkeys(name for row in rows.values() for _, name in row))
+        for index, row in enumerate(rows.values()):
+            for item, name in row:
+                if not is_sampled(name, index, families, len(rows)):
+                    item.add_marker(pytest.mark.slow)
