@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.errors import AttemperError, ParameterError
+from attemper.errors import AttemperError, ParameterError, UnreadableError
+from attemper.files import WEIGHTS
 from attemper.lab.cli import main
 from attemper.lab.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
 from attemper.lab.evaluation.runs import load_run
 from attemper.lab.models import build_model
 from attemper.lab.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
 from attemper.lab.training import Budget, RunSpec, check_run, run
-from attemper.lab.training.weights import WEIGHTS, load_weights, save_weights
+from attemper.lab.training.weights import read_run, save_weights
 from evaluated import ALL, SMALL
 
 SPEC = RunSpec(task="digits", model="vit-digits(depth=1)", recipe="none", seed=3, budget=Budget(epochs=1))
@@ -312,20 +313,20 @@ def test_bad_words_end_with_two(
 def test_weights_of_another_model_and_other_data_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AttemperError, match="not the folder of a finished run"):
         load_run(tmp_path)
-    weights, spec, fingerprint = load_weights(folder)
-    save_weights(tmp_path, weights, dataclasses.replace(spec, model="vit-digits(depth=2)"), fingerprint)
+    weights, spec, fingerprint = read_run(folder)
+    save_weights(tmp_path, weights.tensors, dataclasses.replace(spec, model="vit-digits(depth=2)"), fingerprint)
     with pytest.raises(
         AttemperError, match=r"not those of vit-digits\(depth=2\) .* 'blocks.1.*' is missing, and .* more"
     ):
         load_run(tmp_path)
-    save_weights(tmp_path, weights, dataclasses.replace(spec, model="vit-digits(depth=1, mlp=32)"), fingerprint)
+    save_weights(tmp_path, weights.tensors, dataclasses.replace(spec, model="vit-digits(depth=1, mlp=32)"), fingerprint)
     with pytest.raises(AttemperError, match=r"is \(64, 32\) and must be \(32, 32\)"):
         load_run(tmp_path)
-    save_weights(tmp_path, weights, spec, "f00d")
+    save_weights(tmp_path, weights.tensors, spec, "f00d")
     with pytest.raises(DataError, match=r"is not what the run .* was trained on"):
         load_run(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"\0" * 100)
-    with pytest.raises(AttemperError, match="cannot be read"):
+    with pytest.raises(UnreadableError, match="cannot be read"):
         load_run(tmp_path)
 
 

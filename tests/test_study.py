@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from attemper import files
 from attemper.errors import AttemperError
 from attemper.lab.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
-from attemper.lab.study import files as study_files
 from study_fakes import (
     FakeEngine,
     break_down,
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_the_study_with_nothing_half_written(
     study.prepare()
     before = tree(tmp_path)
     if moment == "result":
-        monkeypatch.setattr(study_files.os, "fsync", lambda handle: fill_the_disk(tmp_path))
+        monkeypatch.setattr(files.os, "fsync", lambda handle: fill_the_disk(tmp_path))
     with pytest.raises(FolderError, match="no space is left on the disk; make room"):
         study.work()
     monkeypatch.undo()
@@ -205,7 +205,7 @@ def test_a_finished_study_can_be_shown_from_a_folder_that_may_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worked(tmp_path)
-    monkeypatch.setattr(study_files, "write_whole", lambda *args, **options: pytest.fail("it writes"))
+    monkeypatch.setattr(files, "atomic_file", lambda *args, **options: pytest.fail("it writes"))
     monkeypatch.setattr(os, "open", lambda *args, **options: pytest.fail("it writes"))
     assert status_of(Study(tmp_path)).done == 9
 

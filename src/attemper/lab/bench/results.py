@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import ParameterError
-from attemper.lab.bench.files import write_whole
+from attemper.files import atomic_write
 
 __all__ = ["Head", "Machine", "OpsReport", "OpsRow", "Report", "Shape", "StepReport", "StepRow", "load", "save"]
 
@@ -153,9 +153,9 @@ Report = OpsReport | StepReport
 
 
 def save(report: Report, path: Path) -> None:
-    """Write a report; the file is whole or absent, also when the program is stopped half-way."""
+    """Write a report, atomically."""
     text = json.dumps({"format": FORMAT} | dataclasses.asdict(report), indent=1, ensure_ascii=False)
-    write_whole(path, text + "\n")
+    atomic_write(path, text + "\n")
 
 
 def load(path: Path) -> Report:

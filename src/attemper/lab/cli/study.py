@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from attemper.errors import ParameterError
+from attemper.files import atomic_write
 from attemper.lab.cli.compare import carry_out, write_report
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.folders import folder_errors
 from attemper.lab.study import Study, Summary, make_view, status_of, status_table, summarise, to_csv, to_markdown
-from attemper.lab.study.files import translated, write_whole
 from attemper.lab.study.live import View
 
 __all__ = ["Export", "Report", "Resume", "Status", "watch"]
@@ -130,8 +131,8 @@ class Export:
             sys.stdout.write(text)
             return 0
         _refuse_folder(self.out)
-        with translated(self.out):
-            write_whole(self.out, text)
+        with folder_errors(self.out):
+            atomic_write(self.out, text)
         return 0
 
 

@@ -14,12 +14,13 @@ import torch
 import tyro
 
 from attemper.errors import ParameterError
+from attemper.files import atomic_write
 from attemper.lab.cli.compare import write_report
 from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
 from attemper.lab.cli.printing import console, say
+from attemper.lab.folders import folder_errors
 from attemper.lab.study import Study, load_plan, status_of, summarise
 from attemper.lab.study.comparison import write_summary
-from attemper.lab.study.files import translated, write_whole
 from attemper.lab.study.locks import check_locks
 from attemper.lab.study.processes import cores
 from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
@@ -91,7 +92,7 @@ class Submit:
         study.check()
         study.prepare()
         check_locks(study.claims.folder)
-        with translated(study.folder):
+        with folder_errors(study.folder):
             (study.folder / "slurm").mkdir(exist_ok=True)  # Slurm drops the log of a job whose folder is not there
         self._put(script)
         return 0
@@ -107,8 +108,8 @@ class Submit:
         if self.out is None:
             sys.stdout.write(script)
             return
-        with translated(self.out):
-            write_whole(self.out, script)
+        with folder_errors(self.out):
+            atomic_write(self.out, script)
             self.out.chmod(0o755)
         say(console(), f"Written: {self.out}. Send it off with: sbatch {self.out}")
 

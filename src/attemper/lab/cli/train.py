@@ -70,7 +70,8 @@ class Train:
         return 0
 
     def _train(self, ranks: Ranks) -> None:
-        from attemper.lab.study.files import translated, write_whole
+        from attemper.files import atomic_write
+        from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
         from attemper.lab.training import check_run, run, settled
 
@@ -87,7 +88,7 @@ class Train:
         check_run(spec, task)
         spec = settled(spec, task)
         if self.folder is not None and ranks.main:
-            with translated(self.folder):
+            with folder_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
         columns = (
             TextColumn("{task.description}"),
@@ -120,8 +121,8 @@ class Train:
             return
         if self.folder is not None:
             path = self.folder / "result.json"
-            with translated(path):
-                write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
+            with folder_errors(path):
+                atomic_write(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)
 
     def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:

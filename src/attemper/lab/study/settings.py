@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from attemper.errors import ParameterError
+from attemper.files import atomic_write
 from attemper.lab.errors import FolderError
-from attemper.lab.study.files import write_whole
 
 __all__ = ["Settings", "read_settings", "write_settings"]
 
@@ -49,4 +49,4 @@ def write_settings(folder: Path, settings: Settings) -> None:
     if settings == Settings():
         (folder / FILE).unlink(missing_ok=True)
     else:
-        write_whole(folder / FILE, json.dumps(dataclasses.asdict(settings), indent=1) + "\n")
+        atomic_write(folder / FILE, json.dumps(dataclasses.asdict(settings), indent=1) + "\n")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import AttemperError
-from attemper.lab.errors import FolderError, PlanError, StudyError
-from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder, LostClaimError
+from attemper.files import atomic_write
+from attemper.lab.errors import FolderError, LostClaimError, PlanError, StudyError
+from attemper.lab.folders import disk_error_behind, folder_error, folder_errors
+from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder
 from attemper.lab.study.engine import Engine, Task, Training
-from attemper.lab.study.files import folder_error, is_folder_trouble, translated, write_whole
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
 from attemper.lab.study.settings import Settings, read_settings, write_settings
@@ -174,12 +175,12 @@ class Study:
     def prepare(self) -> list[str]:
         """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
         found = self.check_data()
-        with translated(self.folder):
+        with folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._held_plan() != self.plan:
-                write_whole(self.folder / "plan.yaml", dump_plan(self.plan))
+                atomic_write(self.folder / "plan.yaml", dump_plan(self.plan))
             if not (self.folder / "data.json").exists() or json.loads((self.folder / "data.json").read_text()) != found:
-                write_whole(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
+                atomic_write(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
             write_settings(self.folder, self.settings)
             for name in ("runs", "work", "claims"):
                 (self.folder / name).mkdir(exist_ok=True)
@@ -211,7 +212,7 @@ class Study:
         taken = {key for key, holder in self.claims.holders(wanted).items() if holder.alive}
         for key in wanted:
             if key not in taken:
-                with translated(self.claims.folder):
+                with folder_errors(self.claims.folder):
                     claim = self.claims.take(key, on_takeover=self._note_death, token=token)
                 if claim is not None:
                     return claim
@@ -225,7 +226,7 @@ class Study:
         holder = self.claims.holder(key)
         if holder is None or holder.token != token or holder.released:
             return False
-        with translated(self.claims.folder):
+        with folder_errors(self.claims.folder):
             claim = self.claims.take(key, on_takeover=self._note_death, dead=token)
         if claim is not None:
             claim.release()
@@ -281,7 +282,7 @@ class Study:
         except FolderError:
             raise
         except Exception as error:
-            trouble = is_folder_trouble(error)
+            trouble = disk_error_behind(error)
             if trouble is not None:
                 raise folder_error(trouble, Path(trouble.filename or self.folder)) from error
             self.store.add_failure(key, f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -300,7 +301,7 @@ class Study:
 
         spec = self.runs[claim.key]
         folder = self.store.work(claim.key)
-        with translated(folder):
+        with folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with follow(
             self.settings.track,

@@ -1,10 +1,10 @@
 """Training: one run from its description to its result."""
 
 from attemper.lab.training.check import check_run
-from attemper.lab.training.checkpoint import CHECKPOINT, StorageError
+from attemper.lab.training.checkpoint import CHECKPOINT
 from attemper.lab.training.cost import Cost, step_costs
 from attemper.lab.training.loop import Progress, run
-from attemper.lab.training.ranks import RankError, joined
+from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import settled
 
@@ -13,9 +13,7 @@ __all__ = [
     "Budget",
     "Cost",
     "Progress",
-    "RankError",
     "RunSpec",
-    "StorageError",
     "check_run",
     "joined",
     "run",

@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from attemper.lab.errors import DamagedError, StorageError
 from attemper.lab.training.checkpoint import (
-    DamagedError,
-    StorageError,
     load_checkpoint,
     make_ready,
     save_checkpoint,

@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from attemper.errors import AttemperError, ParameterError
+from attemper.errors import ParameterError
+from attemper.lab.errors import RankError
 
-__all__ = ["ALONE", "Parallel", "RankError", "Ranks", "current", "joined"]
+__all__ = ["ALONE", "Parallel", "Ranks", "current", "joined"]
 
 Parallel = Literal["ddp", "fsdp"]
 """ddp: every process has the whole model; fsdp: each keeps a part of its weights (FSDP2)."""
@@ -42,10 +43,6 @@ LOOK, SLOWEST_LOOK = 0.01, 0.25
 PATIENCE = 2.0
 """Seconds that a rank which stops waits for the others to say why, or to hear why."""
 FAILURE, HEARD = "failure", "heard"
-
-
-class RankError(AttemperError):
-    """Another rank stopped, or cannot be reached."""
 
 
 class Ranks:

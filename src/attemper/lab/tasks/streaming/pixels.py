@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
 from attemper.lab.tasks.augment import Augmentation
 from attemper.lab.tasks.seed_streams import drawing_from
 
-__all__ = ["DEVIATION", "MEAN", "Preparation", "UnreadableError"]
+__all__ = ["DEVIATION", "MEAN", "Preparation"]
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels of ImageNet, from 0 to 1: what timm takes for data of which it knows nothing else."""
@@ -94,10 +95,6 @@ class Preparation:
         for transform in transforms:
             inputs = transform(inputs)
         return (inputs[0] * deviation + mean).round().clamp(0, 255).byte()
-
-
-class UnreadableError(Exception):
-    """Bytes that are not an image."""
 
 
 def decode(data: bytes) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError, NoShardError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.tars import Members, TarStore, index_shards
 from attemper.lab.tasks.streaming.task import StreamTask, need, open_parts
@@ -128,10 +128,6 @@ class Place:
                 f"files, nor .tar files with '{name}' in their names, such as {name}-0000.tar."
             )
         return Part(tuple(found))
-
-
-class NoShardError(DataError):
-    """There is no shard of that name."""
 
 
 def is_pattern(text: str) -> bool:
