@@ -15,9 +15,10 @@ from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli import main
 from attemper.lab.study import Study
 from attemper.lab.study.settings import Settings, read_settings
-from attemper.lab.tracking import check_trackers, follow, list_trackers, make_tracker, registry
+from attemper.lab.tracking import check_trackers, list_trackers, make_tracker, registry
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.tracking import follow
 from study_fakes import FakeEngine, make_plan
 
 SPEC = RunSpec(task="digits", model="vit-digits", recipe="dropkey(0.1)", seed=3, budget=Budget(epochs=2))

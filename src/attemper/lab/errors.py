@@ -15,6 +15,8 @@ __all__ = [
     "StoppedError",
     "StorageError",
     "StudyError",
+    "UnreadableFolderError",
+    "UnreadablePlanError",
 ]
 
 
@@ -46,6 +48,10 @@ class FolderError(StudyError):
     """A study's folder cannot be read or written."""
 
 
+class UnreadableFolderError(FolderError, UnreadableError):
+    """A file in a study's folder cannot be read."""
+
+
 class LostClaimError(StudyError):
     """Another worker has taken this run over, because this one was silent for too long."""
 
@@ -63,3 +69,7 @@ class PlanError(AttemperError, ValueError):
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.path = path
+
+
+class UnreadablePlanError(PlanError, UnreadableError):
+    """The file of a plan cannot be opened."""

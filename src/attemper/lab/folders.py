@@ -7,9 +7,9 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from attemper.lab.errors import FolderError
+from attemper.lab.errors import FolderError, UnreadableFolderError
 
-__all__ = ["disk_error_behind", "folder_error", "folder_errors"]
+__all__ = ["disk_error_behind", "folder_error", "folder_errors", "unreadable"]
 
 REASONS = {
     errno.ENOSPC: "no space is left on the disk; make room and run the same command again",
@@ -26,6 +26,11 @@ def folder_error(error: OSError, path: Path) -> FolderError:
     """The same error as a sentence, with the path that it is about."""
     reason = REASONS.get(error.errno or 0, error.strerror or str(error))
     return FolderError(f"{path} cannot be written: {reason}.")
+
+
+def unreadable(path: Path, error: Exception) -> UnreadableFolderError:
+    """For a file that can be made again."""
+    return UnreadableFolderError(f"{path} cannot be read ({error}); remove it and run the same command again.")
 
 
 def disk_error_behind(error: BaseException | None) -> OSError | None:

@@ -16,8 +16,9 @@ from attemper.lab.cli.evaluate import show_evaluation
 from attemper.lab.cli.options import Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
 from attemper.lab.cli.printing import console, print_json, say
 from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.tracking import Follower, check_trackers, follow
+from attemper.lab.tracking import check_trackers
 from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.tracking import Follower, follow
 from attemper.recipe import as_methods, render
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Train:
 
     def _train(self, ranks: Ranks) -> None:
         from attemper.files import atomic_write
+        from attemper.lab.evaluation.runs import check_suites, examine
         from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
         from attemper.lab.training import check_run, run, settled
@@ -85,6 +87,7 @@ class Train:
         spec = RunSpec(
             task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
         )
+        check_suites(spec, task)
         check_run(spec, task)
         spec = settled(spec, task)
         if self.folder is not None and ranks.main:
@@ -115,6 +118,7 @@ class Train:
                     progress=progress,
                     device=self.device,
                     probe_every=self.probe_every,
+                    examine=examine,
                 )
                 follower.result(result)
         if not ranks.main:

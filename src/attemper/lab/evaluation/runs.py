@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.errors import ParameterError
 from attemper.lab.evaluation.measure import evaluate, gap
+from attemper.lab.evaluation.suites import parse_suites
 from attemper.lab.models import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks import DataError, open_task
@@ -24,12 +25,21 @@ from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.validation import Metrics
 from attemper.lab.training.weights import read_run
 
-__all__ = ["FinishedRun", "examine", "load_run", "normalisation"]
+__all__ = ["FinishedRun", "check_suites", "examine", "load_run", "normalisation"]
 
 
 def normalisation(task: Task) -> Callable[[Tensor], Tensor]:
     """From pixels in [0, 1] to what the task's models take."""
     return lambda pixels: task.to_input(255 * pixels)
+
+
+def check_suites(spec: RunSpec, task: Task) -> None:
+    """Raise unless the suites that a run asks for exist, and its task has what they need."""
+    if not spec.evaluate:
+        return
+    parse_suites(spec.evaluate)
+    if not isinstance(task.shape, InputShape):
+        raise ParameterError(f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'.")
 
 
 def examine(
@@ -38,11 +48,11 @@ def examine(
     source: Source,
     spec: RunSpec,
     train: Metrics,
-    tell: Callable[[], None],
+    alive: Callable[[], None],
 ) -> tuple[Metrics, dict[str, Any]]:
     """The metrics that every run has, and the suites of this one, from one reading of the source.
 
-    train: the metrics on the training images. tell: called now and then, so that the run can be stopped.
+    train: the metrics on the training images. alive: called now and then, so that the run can be stopped.
     """
     with learner.evaluating() as model:
         found = evaluate(
@@ -51,7 +61,7 @@ def examine(
             normalise=normalisation(task),
             suites=spec.evaluate,
             seed=spec.seed,
-            progress=lambda share: tell(),
+            progress=lambda share: alive(),
         )
     found["gap"] = gap({"accuracy": train["accuracy"], "nll": train["loss"]}, found)
     return {"accuracy": found["accuracy"], "loss": found["nll"]}, found

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from attemper.errors import AttemperError
 from attemper.files import atomic_write, remove_parts
-from attemper.lab.errors import FolderError
+from attemper.lab.errors import UnreadableFolderError
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.claims import identity
 from attemper.lab.training.spec import RunSpec
@@ -65,7 +65,7 @@ class Store:
             return None
         except OSError as error:
             # A result that is there and cannot be read is no reason to do the run again.
-            raise FolderError(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise UnreadableFolderError(f"{path} cannot be read: {error.strerror or error}.") from error
         return self._read[key][1]
 
     def corrupt(self, key: str) -> bool:

@@ -14,16 +14,16 @@ from typing import Any
 from attemper.errors import AttemperError
 from attemper.files import atomic_write
 from attemper.lab.errors import FolderError, LostClaimError, PlanError, StudyError
-from attemper.lab.folders import disk_error_behind, folder_error, folder_errors
+from attemper.lab.folders import disk_error_behind, folder_error, folder_errors, unreadable
 from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder
 from attemper.lab.study.engine import Engine, Task, Training
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
-from attemper.lab.tracking import follow
 from attemper.lab.tracking.registry import check_trackers
 from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.tracking import follow
 
 __all__ = ["Study"]
 
@@ -101,7 +101,7 @@ class Study:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FolderError(f"{path} cannot be read ({error}); remove it and run the same command again.") from None
+            raise unreadable(path, error) from None
         return self._data_of(self.task)
 
     def _data_of(self, task: Task) -> dict[str, str]:

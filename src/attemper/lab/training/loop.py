@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,19 @@ __all__ = ["Progress", "choose_device", "run"]
 
 Progress = Callable[[dict[str, Any]], None]
 
+
+class Examine(Protocol):
+    """An evaluation of the test set for runs that ask for one, such as `attemper.lab.evaluation.runs.examine`.
+
+    It gives the metrics that every run has, and everything else that was measured. train: the metrics on the training
+    samples. alive: called now and then, so that whoever follows the run can stop it.
+    """
+
+    def __call__(
+        self, learner: Learner, task: Task, source: Source, spec: RunSpec, train: Metrics, alive: Callable[[], None]
+    ) -> tuple[Metrics, dict[str, Any]]: ...
+
+
 REPORT_EVERY = 0.25
 """Seconds between two events inside of an epoch."""
 
@@ -62,6 +75,7 @@ def run(
     progress: Progress | None = None,
     device: torch.device | str | None = None,
     probe_every: int | None = None,
+    examine: Examine | None = None,
 ) -> dict[str, Any]:
     """Train one model under one recipe and one seed, and measure it. Inside of `joined`, all ranks do so together.
 
@@ -74,11 +88,12 @@ def run(
     progress: called with an event at the end of every epoch, and a few times a second between.
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
+    examine: evaluates the test set for a run whose spec asks for it.
     """
     ranks = current()
     with borrowed():
         spec = settled(spec, task)
-        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks).finish()
+        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks, examine).finish()
 
 
 def choose_device(device: torch.device | str | None, ranks: Ranks = ALONE) -> torch.device:
@@ -111,6 +126,7 @@ class Run:
         device: torch.device,
         probe_every: int | None = None,
         ranks: Ranks = ALONE,
+        examine: Examine | None = None,
     ) -> None:
         self.begun = self.last_saved = self.last_report = self.trained_since = time.perf_counter()
         self.saving = 0.0
@@ -122,6 +138,12 @@ class Run:
         ranks.check_same("run or other data", self.key)
         if ranks.sharded:
             refuse_sharded(spec, probe_every)
+        if spec.evaluate and examine is None:
+            raise ParameterError(
+                f"evaluate is {','.join(spec.evaluate)!r}, and nothing evaluates it: give run() "
+                "examine=attemper.lab.evaluation.runs.examine."
+            )
+        self.examine = examine if spec.evaluate else None
         self.data = RunData(spec, task, device, ranks)
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
@@ -291,7 +313,7 @@ class Run:
         validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
         train = evaluate(learner, task, data.measured_train())
         held_out = task.test().to(self.device)
-        test, evaluation = self.examine(held_out, train)
+        test, evaluation = self.measure_test(held_out, train)
         details = detail(learner, task, held_out)
         result = {
             "format": FORMAT,
@@ -320,12 +342,11 @@ class Run:
                 save_weights(self.folder, weights, self.spec, task.fingerprint)
         return result if evaluation is None else {**result, "evaluation": evaluation}
 
-    def examine(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
+    def measure_test(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
         """Metrics on the test set and, if the run asks for it, an evaluation from the same reading of it."""
-        if not self.spec.evaluate:
+        examine = self.examine
+        if examine is None:
             return evaluate(self.learner, self.task, source), None
-        from attemper.lab.evaluation.runs import examine
-
         return self.ranks.from_main(lambda: examine(self.learner, self.task, source, self.spec, train, self.still_here))
 
     def still_here(self) -> None:
