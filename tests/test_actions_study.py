@@ -85,7 +85,7 @@ def test_a_study_is_about_map_from_its_runs_to_its_table(tmp_path: Path, protoco
     study = Study(tmp_path / "study", plan, tmp_path)
     study.check()
     study.prepare()
-    study.work(device="cpu", say=lambda text: pytest.fail(text))
+    study.work(device="cpu", log=lambda text: pytest.fail(text))
     found = summarise(study)
     assert found["complete"]
     assert found["metric"] == "mAP"
@@ -109,7 +109,7 @@ def test_an_experiment_names_the_tasks_metric_and_refuses_before_it_trains() -> 
     assert [len(arm["median"]) for arm in found["arms"]] == [2, 2, 2]
     said: list[str] = []
     with pytest.raises(ParameterError, match=r"convmixer.*does not take inputs of 16 tokens"):
-        run_experiment("skips", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu", say=said.append)
+        run_experiment("skips", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu", log=said.append)
     assert said == []
 
 

@@ -222,7 +222,7 @@ def test_the_worker_that_lost_its_claim_leaves_the_run_to_the_other(tmp_path: Pa
     study.prepare()
     claim = study.claim()
     assert claim is not None
-    study.perform(claim, stop=lambda: False, device=None, say=print)
+    study.perform(claim, stop=lambda: False, device=None, log=print)
     assert study.results() == {}
     assert heirs[0] is not None
     heirs[0].check()
@@ -236,7 +236,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -
         study.store.save(key, make_result(study.runs[key], status="diverged" if key == keys[0] else "finished"))
     held = study.claim()
     assert held is not None
-    study.store.tell(held.key, {"epoch": 2, "epochs": 4, "step": 1, "steps": 2, "loss": 0.5})
+    study.store.write_progress(held.key, {"epoch": 2, "epochs": 4, "step": 1, "steps": 2, "loss": 0.5})
     for _ in range(3):
         study.store.add_failure(keys[6], "it broke")
     status = status_of(study)
@@ -284,7 +284,7 @@ def start_worker(study: Study) -> int:
     if pid:
         return pid
     try:
-        study.work(say=lambda text: None)
+        study.work(log=lambda text: None)
     finally:
         os._exit(0)
 

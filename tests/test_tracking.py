@@ -32,7 +32,7 @@ def told(tmp_path: Path, trackers: tuple[str, ...], events: list[dict[str, Any]]
     """Have trackers follow a run that tells these events; what was said comes back."""
     said: list[str] = []
     with follow(
-        trackers, SPEC, key="f00d" * 5, project="p", name="a run", folder=tmp_path, say=said.append
+        trackers, SPEC, key="f00d" * 5, project="p", name="a run", folder=tmp_path, log=said.append
     ) as follower:
         for each in events:
             follower.progress(each)

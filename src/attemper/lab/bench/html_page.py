@@ -20,7 +20,7 @@ BAR = "torch's fastest kernel without dropout"
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page of a report; the file is whole or absent."""
+    """Write the page of a report, atomically."""
     atomic_write(path, make_page(report))
 
 

@@ -58,7 +58,7 @@ class Plan:
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """A stretch of code in which torch uses so many CPU threads; None: as many as before."""
+    """Context manager: inside it, torch uses so many CPU threads; None: as many as before."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -74,7 +74,7 @@ class Experiment:
             vit=self.vit,
             mixer=self.mixer,
             device=self.device,
-            say=lambda line: say(where, line),
+            log=lambda line: say(where, line),
         )
         say(where, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")
         if self.json:

@@ -138,7 +138,7 @@ class Work:
         check_locks(study.claims.folder)
         torch.set_num_threads(cores())
         told = leave_on_signals()
-        study.work(stop=lambda: bool(told), device=self.device, say=lambda text: say(where, text), wait=False)
+        study.work(stop=lambda: bool(told), device=self.device, log=lambda text: say(where, text), wait=False)
         status = status_of(study)
         say(where, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running.")
         if told and study.missing():

@@ -138,7 +138,7 @@ class Train:
             project=folder.absolute().name,
             name=f"{spec.recipe}, seed {spec.seed}",
             folder=folder,
-            say=lambda text: say(where, text),
+            log=lambda text: say(where, text),
         )
 
     def _show(self, result: dict[str, Any], where: Any) -> None:

@@ -1,4 +1,4 @@
-"""A study's folder: one file per result, whole or absent, and what belongs to runs that are not finished.
+"""A study's folder: one file per result, written atomically, and what belongs to runs that are not finished.
 
 plan.yaml           the plan, every default written out
 data.json           the task's name and the fingerprint of its data
@@ -104,13 +104,13 @@ class Store:
     def _progress(self, key: str) -> Path:
         return self.folder / "progress" / f"{key}.json"
 
-    def tell(self, key: str, event: dict[str, Any]) -> None:
-        """Say how far a run is. A disk that is full is noticed where it matters, not here."""
+    def write_progress(self, key: str, event: dict[str, Any]) -> None:
+        """Write down how far a run is. A disk that is full is noticed where it matters, not here."""
         with contextlib.suppress(OSError, ValueError):
             atomic_write(self._progress(key), json.dumps({**event, "at": time.time()}), durable=False)
 
-    def told(self, key: str) -> dict[str, Any]:
-        """What was last said of a run."""
+    def read_progress(self, key: str) -> dict[str, Any]:
+        """The last event of a run."""
         try:
             event = json.loads(self._progress(key).read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Tasks: data, split once and for all, with the test set behind one door."""
+"""Tasks: data, split once and for all, with the test set behind one method."""
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augmentation, list_augmentations, parse_augmentation

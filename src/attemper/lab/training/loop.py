@@ -24,7 +24,7 @@ from attemper.lab.training.meter import Reading
 from attemper.lab.training.parallel import whole
 from attemper.lab.training.randomness import borrowed, seed_everything
 from attemper.lab.training.ranks import ALONE, Ranks, current
-from attemper.lab.training.run_state import Story
+from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import FORMAT, RunSpec
@@ -147,7 +147,7 @@ class Run:
         self.data = RunData(spec, task, device, ranks)
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
-        self.story = Story()
+        self.state = RunState()
         self.best: Mapping[str, Tensor] = self.learner.weights()
         self.interruptions = (
             None if folder is None else Interruptions(folder, self.key, spec.seed, self.learner, ranks, self.warn)
@@ -162,16 +162,16 @@ class Run:
         self.resume()
         self.learner.model.train()
         learn = fastest(self.learner, self.data, self.warn)
-        for epoch in range(self.story.epoch + 1, self.budget.epochs + 1):
-            if self.story.over:
+        for epoch in range(self.state.epoch + 1, self.budget.epochs + 1):
+            if self.state.over:
                 break
             reading = self.train(epoch, learn)
-            if self.story.over:
+            if self.state.over:
                 break
             self.learner.settle()
             validation = evaluate(self.learner, self.task, self.data.validation)
             self.record(epoch, reading, validation)
-            self.checkpoint(last=epoch == self.budget.epochs or self.story.over)
+            self.checkpoint(last=epoch == self.budget.epochs or self.state.over)
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
         result = self.result()
         return self.ranks.from_main(lambda: result)
@@ -179,7 +179,7 @@ class Run:
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
         self.trained_since = time.perf_counter()
-        done = self.story.batch
+        done = self.state.batch
         if not done:
             self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
@@ -196,14 +196,14 @@ class Run:
         reading = self.learner.meter.read()
         if reading.bad_batch is not None:
             step = (reading.bad_batch - 1) // self.data.accumulate + 1
-            self.story.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
+            self.state.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
         self.count_time()
         return reading
 
     def count_time(self) -> None:
         """Add what was spent on training since it was last counted."""
         now = time.perf_counter()
-        self.story.training_seconds += now - self.trained_since
+        self.state.training_seconds += now - self.trained_since
         self.trained_since = now
 
     def time_to_look(self, batch: int) -> bool:
@@ -220,7 +220,7 @@ class Run:
 
     def probe(self, recorder: Recorder, step: int) -> None:
         with self.learner.autocast():
-            self.story.probes += recorder.after(step)
+            self.state.probes += recorder.after(step)
 
     def rate(self, epoch: int, batch: int) -> float:
         step = (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
@@ -228,12 +228,12 @@ class Run:
 
     def record(self, epoch: int, reading: Reading, validation: Metrics) -> None:
         """Write an epoch down, and keep its weights if they are the best so far."""
-        story = self.story
-        story.epoch, story.batch = epoch, 0
+        state = self.state
+        state.epoch, state.batch = epoch, 0
         if validation["loss"] is None:  # the last step of all can break the weights after the last training loss
-            story.diverged = {"epoch": epoch, "step": self.data.steps_per_epoch, "loss": None}
+            state.diverged = {"epoch": epoch, "step": self.data.steps_per_epoch, "loss": None}
             return
-        story.curve.append(
+        state.curve.append(
             {
                 "epoch": epoch,
                 "lr": self.rate(epoch, self.data.batches_per_epoch),
@@ -243,9 +243,9 @@ class Run:
                 "validation": validation,
             }
         )
-        primary = [entry["validation"][self.task.primary] for entry in story.curve]
+        primary = [entry["validation"][self.task.primary] for entry in state.curve]
         if primary[-1] > max(primary[:-1], default=float("-inf")):
-            story.chosen = epoch
+            state.chosen = epoch
             self.best = self.learner.weights()
 
     def report(self, epoch: int, batch: int, loss: float, validation: Metrics | None = None, **more: Any) -> None:
@@ -263,7 +263,7 @@ class Run:
         )
 
     def warn(self, warning: str) -> None:
-        self.report(self.story.epoch, 0, float("nan"), warning=warning)
+        self.report(self.state.epoch, 0, float("nan"), warning=warning)
 
     # ------------------------------------------------------------------------------------------------- interruptions
     def checkpoint(self, last: bool) -> None:
@@ -281,14 +281,14 @@ class Run:
                 return
         if self.ranks.agreed(self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)):
             self.count_time()
-            self.story.batch = batch
+            self.state.batch = batch
             self.save()
             self.trained_since = time.perf_counter()
 
     def save(self) -> None:
         if self.interruptions is not None:
             begun = time.perf_counter()
-            self.interruptions.save(dataclasses.replace(self.story, seconds=self.seconds()), self.best)
+            self.interruptions.save(dataclasses.replace(self.state, seconds=self.seconds()), self.best)
             self.last_saved = time.perf_counter()
             self.saving = self.last_saved - begun
 
@@ -298,18 +298,18 @@ class Run:
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         if self.interruptions is not None and (found := self.interruptions.resume(self.best)) is not None:
-            self.story, self.best = found
+            self.state, self.best = found
 
     def seconds(self) -> float:
-        return self.story.seconds + time.perf_counter() - self.begun
+        return self.state.seconds + time.perf_counter() - self.begun
 
     # ---------------------------------------------------------------------------------------------------- the result
     def result(self) -> dict[str, Any]:
         """Measure the chosen epoch, on test for the first and only time."""
-        story, learner, task, data = self.story, self.learner, self.task, self.data
+        state, learner, task, data = self.state, self.learner, self.task, self.data
         learner.average = None
         learner.model.load_state_dict(self.best)
-        chosen = next((entry for entry in story.curve if entry["epoch"] == story.chosen), None)
+        chosen = next((entry for entry in state.curve if entry["epoch"] == state.chosen), None)
         validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
         train = evaluate(learner, task, data.measured_train())
         held_out = task.test().to(self.device)
@@ -320,16 +320,16 @@ class Run:
             "key": self.key,
             "spec": self.spec.to_dict(),
             "fingerprint": task.fingerprint,
-            "status": "diverged" if story.over else "finished",
-            "diverged_at": story.diverged,
+            "status": "diverged" if state.over else "finished",
+            "diverged_at": state.diverged,
             "metric": task.primary,
-            "chosen_epoch": story.chosen,
+            "chosen_epoch": state.chosen,
             "train": train,
             "validation": validation,
             "test": test,
             **({} if details is None else {"test_details": details}),
-            "curve": story.curve,
-            "probes": story.probes,
+            "curve": state.curve,
+            "probes": state.probes,
             "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),
@@ -352,7 +352,7 @@ class Run:
     def still_here(self) -> None:
         """Report, if it is time, that the run is under way after its last epoch: whoever listens may stop it."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
-            self.report(self.story.epoch, self.data.batches_per_epoch, float("nan"))
+            self.report(self.state.epoch, self.data.batches_per_epoch, float("nan"))
 
     def together(self) -> dict[str, str]:
         """How many ranks made the result, and how, where there was more than one."""
@@ -360,8 +360,8 @@ class Run:
         return {} if self.ranks.alone else {"ranks": f"{self.ranks.size}, {kind}"}
 
     def timing(self) -> dict[str, Any]:
-        images = self.story.epoch * self.data.images_per_epoch
-        trained = self.story.training_seconds
+        images = self.state.epoch * self.data.images_per_epoch
+        trained = self.state.training_seconds
         gpu = self.device.type == "cuda"
         return {
             "seconds": self.seconds(),

@@ -110,7 +110,7 @@ def decode(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A stretch of code in which torch, Python and numpy draw from one stream; timm's transforms use all of them."""
+    """Context manager: inside it, torch, Python and numpy draw from one stream; timm's transforms use all of them."""
     python, words = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -201,7 +201,7 @@ def _parts_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A stretch of code in which timm does not warn that there is no `_info.json`: it need not be there."""
+    """Context manager: inside it, timm does not warn that there is no `_info.json`, which is optional."""
     logger = logging.getLogger("timm.data.readers.reader_wds")
     before = logger.level
     logger.setLevel(logging.ERROR)
