@@ -21,7 +21,8 @@ from attemper.lab.errors import DataError
 from attemper.lab.models import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.report.diagnosis import make_page
-from attemper.lab.report.png import _apart, beside, colours, curves, heat_map, looks_sheet, overlay
+from attemper.lab.report.heat import colours
+from attemper.lab.report.png import _apart, beside, curves, heat_map, looks_sheet, overlay
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.user_images import read_images
 from attemper.lab.training.checkpoint import save_checkpoint
