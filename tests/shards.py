@@ -126,7 +126,7 @@ def members(selection: Selection) -> list[int]:
 
 @contextlib.contextmanager
 def offline(cache: Path) -> Iterator[None]:
-    """A stretch of code in which Hugging Face's library keeps to this machine, and on it to a folder."""
+    """Context manager: inside it, Hugging Face's library keeps to this machine, and on it to a folder."""
     import datasets
     import huggingface_hub.constants
 

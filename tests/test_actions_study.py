@@ -20,8 +20,9 @@ from attemper.lab.experiments import _conditions, run_experiment
 from attemper.lab.models import build_model
 from attemper.lab.report import render
 from attemper.lab.study import Plan, Study, summarise, summary_table, to_markdown
+from attemper.lab.study.engine import Training
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, check_run
+from attemper.lab.training import Budget, RunSpec
 from summaries import summary
 
 TASK = "planted(train=10, test=4, stride=4)"
@@ -84,7 +85,7 @@ def test_a_study_is_about_map_from_its_runs_to_its_table(tmp_path: Path, protoco
     study = Study(tmp_path / "study", plan, tmp_path)
     study.check()
     study.prepare()
-    study.work(device="cpu", say=lambda text: pytest.fail(text))
+    study.work(device="cpu", log=lambda text: pytest.fail(text))
     found = summarise(study)
     assert found["complete"]
     assert found["metric"] == "mAP"
@@ -108,7 +109,7 @@ def test_an_experiment_names_the_tasks_metric_and_refuses_before_it_trains() -> 
     assert [len(arm["median"]) for arm in found["arms"]] == [2, 2, 2]
     said: list[str] = []
     with pytest.raises(ParameterError, match=r"convmixer.*does not take inputs of 16 tokens"):
-        run_experiment("skips", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu", say=said.append)
+        run_experiment("skips", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu", log=said.append)
     assert said == []
 
 
@@ -121,7 +122,7 @@ def test_condition_numbers_of_the_encoder_are_looked_at_behind_every_block() -> 
 def test_suites_for_images_are_refused_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = RunSpec(task=TASK, model=MODEL, recipe="none", seed=0, budget=BUDGET, evaluate=("calibration",))
     with pytest.raises(ParameterError, match="these suites need images, not 'planted"):
-        check_run(spec, open_task(TASK))
+        Training().check(spec, open_task(TASK))
     folder = str(tmp_path / "one")
     assert main(["train", "--task", TASK, "--model", MODEL, "--epochs", "1", "--folder", folder]) == 0
     assert "mAP train" in capsys.readouterr().out

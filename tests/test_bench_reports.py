@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.errors import ParameterError
+from attemper.errors import UnreadableError
 from attemper.lab.bench import (
     OpsReport,
     OpsRow,
@@ -100,7 +100,7 @@ def test_a_report_comes_back_from_its_file_as_it_was(report: Any, tmp_path: Path
 def test_a_file_that_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text(text)
-    with pytest.raises(ParameterError, match=r"file\.json"):
+    with pytest.raises(UnreadableError, match=r"file\.json"):
         load(path)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attemper.lab.study.claims import Claim, Claims, LostClaimError
+from attemper.lab.errors import LostClaimError
+from attemper.lab.study.claims import Claim, Claims
 
 
 def silence(claims: Claims, key: str, scope: str = "another machine") -> None:

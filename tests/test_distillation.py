@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import test_distributed
+from attemper.files import WEIGHTS
 from attemper.lab.cli import main
 from attemper.lab.models import build_model
 from attemper.lab.tasks import Source, Task, open_task
@@ -22,7 +23,6 @@ from attemper.lab.training.data import RunData
 from attemper.lab.training.distillation import answer, distillation_loss
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.teacher import open_teacher
-from attemper.lab.training.weights import WEIGHTS
 from taught import TASK, TEACHER, TINY, TOKEN, saved, spec
 from teams import team
 

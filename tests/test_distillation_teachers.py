@@ -11,7 +11,8 @@ import pytest
 import timm
 import torch
 
-from attemper.errors import ParameterError
+from attemper.errors import ParameterError, UnreadableError
+from attemper.files import WEIGHTS
 from attemper.lab.cli import main
 from attemper.lab.cli.estimate import EstimateCommand
 from attemper.lab.study import Plan
@@ -23,7 +24,6 @@ from attemper.lab.training import Budget, RunSpec, check_run, run, settled
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.teacher import open_teacher, untrained
-from attemper.lab.training.weights import WEIGHTS
 from taught import TASK, TEACHER, TINY, saved, spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,7 +108,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path, weights: s
         check_run(spec(teacher=other, teacher_weights=str(tmp_path / WEIGHTS)), open_task(TASK))
     (tmp_path / "text").write_text("no weights")
     for path in ("nowhere.safetensors", str(tmp_path / "text")):
-        with pytest.raises(ParameterError, match="cannot be read as safetensors"):
+        with pytest.raises(UnreadableError, match=rf"^teacher_weights: .*'{path}' (to read weights|cannot be read as)"):
             check_run(spec(teacher_weights=path), open_task(TASK))
 
 

@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 import attemper
-from attemper.errors import AttemperError, ParameterError
+from attemper.errors import AttemperError, ParameterError, UnreadableError
+from attemper.files import WEIGHTS
 from attemper.lab.cli import main
 from attemper.lab.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
-from attemper.lab.evaluation.runs import load_run
+from attemper.lab.evaluation.runs import examine, load_run
 from attemper.lab.models import build_model
+from attemper.lab.study.engine import Training
 from attemper.lab.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
-from attemper.lab.training import Budget, RunSpec, check_run, run
-from attemper.lab.training.weights import WEIGHTS, load_weights, save_weights
+from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.weights import read_run, save_weights
 from evaluated import ALL, SMALL
 
 SPEC = RunSpec(task="digits", model="vit-digits(depth=1)", recipe="none", seed=3, budget=Budget(epochs=1))
@@ -176,7 +178,9 @@ def test_runs_without_an_evaluation_keep_their_keys() -> None:
 
 def test_a_suite_that_cannot_be_is_found_before_training() -> None:
     with pytest.raises(ParameterError, match="no suite 'robust'"):
-        check_run(dataclasses.replace(SPEC, evaluate=("robust",)), open_task("digits"))
+        Training().check(dataclasses.replace(SPEC, evaluate=("robust",)), open_task("digits"))
+    with pytest.raises(ParameterError, match="nothing evaluates it"):
+        run(dataclasses.replace(SPEC, evaluate=("calibration",)), open_task("digits"), device="cpu")
 
 
 def counted_task(reads: list[int]) -> ImageTask:
@@ -196,7 +200,7 @@ def test_a_run_reads_its_test_set_once_for_everything() -> None:
     plain_reads: list[int] = []
     plain = run(SPEC, counted_task(plain_reads), device="cpu")
     reads: list[int] = []
-    result = run(dataclasses.replace(SPEC, evaluate=ALL), counted_task(reads), device="cpu")
+    result = run(dataclasses.replace(SPEC, evaluate=ALL), counted_task(reads), device="cpu", examine=examine)
     assert reads == list(range(60)) == plain_reads
     assert "evaluation" not in plain
     found = result["evaluation"]
@@ -211,7 +215,9 @@ def test_a_run_reads_its_test_set_once_for_everything() -> None:
 def test_a_run_is_evaluated_in_its_own_precision_and_with_its_averaged_weights() -> None:
     budget = dataclasses.replace(SPEC.budget, precision="bfloat16", ema=0.9)
     with torch.backends.mkldnn.flags(enabled=False):  # it takes bfloat16 instructions for granted that some CPUs lack
-        result = run(dataclasses.replace(SPEC, budget=budget, evaluate=ALL), counted_task([]), device="cpu")
+        result = run(
+            dataclasses.replace(SPEC, budget=budget, evaluate=ALL), counted_task([]), device="cpu", examine=examine
+        )
         plain = run(dataclasses.replace(SPEC, budget=budget), counted_task([]), device="cpu")
     assert result["test"]["accuracy"] == plain["test"]["accuracy"]
     assert result["test"]["loss"] == pytest.approx(plain["test"]["loss"], abs=1e-6)
@@ -222,7 +228,7 @@ def test_a_run_can_be_stopped_while_it_is_evaluated(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.modules["attemper.lab.training.loop"], "REPORT_EVERY", 0.0)
     events: list[dict[str, Any]] = []
     spec = dataclasses.replace(SPEC, evaluate=("robustness(epsilon=[], occlusion=[], corruptions=['fog'])",))
-    run(spec, counted_task([]), device="cpu", progress=events.append)
+    run(spec, counted_task([]), device="cpu", progress=events.append, examine=examine)
     after = [event for event in events if event["epoch"] == 1 and event["step"] == event["steps"]]
     assert len(after) >= 1 + 6, "one at the end of the epoch, then one per condition"
     assert {event["loss"] for event in after[-6:]} == {None}
@@ -312,20 +318,20 @@ def test_bad_words_end_with_two(
 def test_weights_of_another_model_and_other_data_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AttemperError, match="not the folder of a finished run"):
         load_run(tmp_path)
-    weights, spec, fingerprint = load_weights(folder)
-    save_weights(tmp_path, weights, dataclasses.replace(spec, model="vit-digits(depth=2)"), fingerprint)
+    weights, spec, fingerprint = read_run(folder)
+    save_weights(tmp_path, weights.tensors, dataclasses.replace(spec, model="vit-digits(depth=2)"), fingerprint)
     with pytest.raises(
         AttemperError, match=r"not those of vit-digits\(depth=2\) .* 'blocks.1.*' is missing, and .* more"
     ):
         load_run(tmp_path)
-    save_weights(tmp_path, weights, dataclasses.replace(spec, model="vit-digits(depth=1, mlp=32)"), fingerprint)
+    save_weights(tmp_path, weights.tensors, dataclasses.replace(spec, model="vit-digits(depth=1, mlp=32)"), fingerprint)
     with pytest.raises(AttemperError, match=r"is \(64, 32\) and must be \(32, 32\)"):
         load_run(tmp_path)
-    save_weights(tmp_path, weights, spec, "f00d")
+    save_weights(tmp_path, weights.tensors, spec, "f00d")
     with pytest.raises(DataError, match=r"is not what the run .* was trained on"):
         load_run(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"\0" * 100)
-    with pytest.raises(AttemperError, match="cannot be read"):
+    with pytest.raises(UnreadableError, match="cannot be read"):
         load_run(tmp_path)
 
 

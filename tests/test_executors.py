@@ -55,19 +55,19 @@ def test_every_process_has_a_core_that_feeds_its_gpu(monkeypatch: pytest.MonkeyP
     assert Processes().size([80 * GIB] * 2, [GIB]) == 4
 
 
-class Hired:
+class FakeWorker:
     """Stands for a worker process that does nothing."""
 
     def __init__(self) -> None:
         self.left = False
         self.process = self
         self.exitcode: int | None = None
-        self.line = self
+        self.pipe = self
 
     def read(self) -> list[Any]:
         return []
 
-    def ask_to_leave(self) -> None:
+    def request_stop(self) -> None:
         self.left = True
         self.exitcode = 0
 
@@ -76,36 +76,36 @@ class Hired:
     def close(self) -> None: ...
 
 
-def test_the_crew_grows_when_the_first_run_shows_what_it_takes_and_shrinks_when_one_takes_more(
+def test_the_pool_grows_when_the_first_run_shows_what_it_takes_and_shrinks_when_one_takes_more(
     machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: list[str | None] = []
-    crews: list[Hired] = []
+    started: list[FakeWorker] = []
 
-    def hire(self: Any, place: int) -> Hired:
+    def start_worker(self: Any, place: int) -> FakeWorker:
         devices.append(f"cuda:{place % 2}")
-        crews.append(Hired())
-        return crews[-1]
+        started.append(FakeWorker())
+        return started[-1]
 
-    monkeypatch.setattr(processes.ProcessCrew, "_hire", hire)
+    monkeypatch.setattr(processes.ProcessPool, "_start_worker", start_worker)
     study = Study(tmp_path, make_plan(seeds=5), engine=FakeEngine())
     study.prepare()
-    crew = Processes().crew(study, Recorder())
-    crew.start()
+    pool = Processes().pool(study, Recorder())
+    pool.start()
     assert devices == ["cuda:0", "cuda:1"]
 
     def finish(index: int, peak: int) -> None:
         key = list(study.runs)[index]
         study.store.save(key, make_result(study.runs[key], timing={"seconds": 1.0, "peak_memory": peak}))
-        crew.look()
+        pool.poll()
 
     finish(0, 10 * GIB)
     assert devices == ["cuda:0", "cuda:1"] * 5
     finish(1, 20 * GIB)
     assert len(devices) == 10
-    assert sum(worker.left for worker in crews) == 10 - 2 * runs_per_gpu(20 * GIB, 80 * GIB)
-    crew.stop()
-    assert all(worker.left for worker in crews)
+    assert sum(worker.left for worker in started) == 10 - 2 * runs_per_gpu(20 * GIB, 80 * GIB)
+    pool.stop()
+    assert all(worker.left for worker in started)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_run_is_freed_at_once_when_its_worker_is_known_to_be_dead(tmp_path: Pa
     claim = study.claim(token="node-7")
     assert claim is not None
     assert study.claim() is None
-    assert not study.bury(claim.key, "node-8"), "somebody else's claim is left alone"
-    assert study.bury(claim.key, "node-7")
-    assert not study.bury(claim.key, "node-7"), "nobody dies twice"
+    assert not study.release_dead(claim.key, "node-8"), "somebody else's claim is left alone"
+    assert study.release_dead(claim.key, "node-7")
+    assert not study.release_dead(claim.key, "node-7"), "nobody dies twice"
     assert "died during the run" in study.store.failures(claim.key)[0]["error"]
     assert len(study.store.failures(claim.key)) == 1
     with pytest.raises(AttemperError, match="taken over"):

@@ -78,7 +78,7 @@ def test_runs_go_seed_by_seed_and_no_run_is_there_twice() -> None:
 def test_none_is_added_first_and_said() -> None:
     plan = Plan.from_dict({"task": "digits", "model": "m", "recipes": ["cb"]})
     assert [entry.name for entry in plan.recipes] == ["none", "cb"]
-    assert "none was added" in plan.notes[0]
+    assert "added the baseline `none`" in plan.notes[0]
 
 
 def test_numbers_of_one_value_make_one_key() -> None:

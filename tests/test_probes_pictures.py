@@ -12,18 +12,20 @@ import pytest
 import torch
 from PIL import Image
 
-from attemper.errors import NoSiteError, ParameterError
+from attemper.errors import NoSiteError, ParameterError, UnreadableError
+from attemper.files import Weights, read_weights
 from attemper.lab.cli import main
+from attemper.lab.errors import DataError
 from attemper.lab.models import build_model
+from attemper.lab.models.weights import load_weights
 from attemper.lab.report.diagnosis import make_page
-from attemper.lab.report.png import _apart, beside, colours, curves, heat_map, looks_sheet, overlay
+from attemper.lab.report.heat import colours
+from attemper.lab.report.png import _apart, beside, curves, heat_map, looks_sheet, overlay
 from attemper.lab.tasks.base import InputShape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.user_images import read_images
 from attemper.lab.training.checkpoint import save_checkpoint
 from attemper.probes import Table, query_looks, rollout
 from attemper.probes.table import HeadRow, TokenRow
-from attemper.probes.weights import load_weights, read_weights
 from browser import browsing, chromium
 from families import build, family
 
@@ -177,35 +179,35 @@ def test_weights_come_back_from_every_kind_of_file(tmp_path):
     save_checkpoint(tmp_path, {"best": state, "story": {"epoch": 3}})
     for name in ("plain.pt", "wrapped.pt", "safe.safetensors", "checkpoint.pt"):
         other = build_model(SMALL, SHAPE)
-        load_weights(other, read_weights(tmp_path / name), tmp_path / name)
+        load_weights(other, read_weights(tmp_path / name), of=SMALL)
         assert all(torch.equal(value, state[key]) for key, value in other.state_dict().items()), name
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_says_what_differs(tmp_path):
     model, file = build_model(SMALL, SHAPE), Path("other.pt")
     deeper = build_model("vit-tiny(depth=3, width=24, heads=3, mlp=24)", SHAPE).state_dict()
-    with pytest.raises(ParameterError, match=r"'other.pt' is a checkpoint of another model .*'blocks.2"):
-        load_weights(model, deeper, file)
-    wider = build_model("vit-tiny(depth=2, width=48, heads=3, mlp=24)", SHAPE).state_dict()
     with pytest.raises(
-        ParameterError, match=r"another shape, such as 'cls_token' \(\(1, 1, 48\) in the file, \(1, 1, 24\)"
+        ParameterError, match=r"'other.pt' are not those of vit-tiny.*: 'blocks.2.*' is not in the model, and \d+ more"
     ):
-        load_weights(model, wider, file)
-    with pytest.raises(ParameterError, match="weights are missing"):
-        load_weights(model, {}, file)
+        load_weights(model, Weights(file, deeper), of=SMALL)
+    wider = build_model("vit-tiny(depth=2, width=48, heads=3, mlp=24)", SHAPE).state_dict()
+    with pytest.raises(ParameterError, match=r"'cls_token' is \(1, 1, 48\) and must be \(1, 1, 24\), and \d+ more"):
+        load_weights(model, Weights(file, wider), of=SMALL)
+    with pytest.raises(ParameterError, match="'cls_token' is missing, and"):
+        load_weights(model, Weights(file, {}), of=SMALL)
 
 
 def test_a_file_that_would_run_code_or_holds_no_weights_is_refused(tmp_path):
     torch.save(build_model(SMALL, SHAPE), tmp_path / "module.pt")
-    with pytest.raises(ParameterError, match="cannot be read as weights alone"):
+    with pytest.raises(UnreadableError, match="cannot be read as weights"):
         read_weights(tmp_path / "module.pt")
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(ParameterError, match="cannot be read as weights alone"):
+    with pytest.raises(UnreadableError, match="cannot be read as weights"):
         read_weights(tmp_path / "text.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
-    with pytest.raises(ParameterError, match="holds no weights"):
+    with pytest.raises(UnreadableError, match="holds no weights"):
         read_weights(tmp_path / "empty.pt")
-    with pytest.raises(ParameterError, match="There is no checkpoint"):
+    with pytest.raises(UnreadableError, match="There is no file"):
         read_weights(tmp_path / "none.pt")
 
 
@@ -276,7 +278,7 @@ def test_a_model_without_pictures_still_has_its_table(photos, tmp_path, capsys):
         ([SMALL, "--query", "9,9"], "outside of the grid of 8 × 8"),
         ([SMALL, "--most", "0"], "--most is 0; it must be at least 1"),
         ([SMALL, "--channels", "2"], "--channels is 2; it must be 1 or 3"),
-        ([SMALL, "--checkpoint", "nothing.pt"], "There is no checkpoint 'nothing.pt'"),
+        ([SMALL, "--checkpoint", "nothing.pt"], "There is no file 'nothing.pt'"),
         ([SMALL, "--probes", "entropi"], "there is no probe 'entropi'. Did you mean 'entropy'?"),
         (["vit-tinny"], "Did you mean 'vit-tiny'?"),
         ([SMALL, "--recipe", "dropkee"], "Did you mean 'dropkey'?"),

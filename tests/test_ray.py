@@ -16,7 +16,7 @@ from attemper.errors import ParameterError
 from attemper.lab.study import StoppedError, Study, StudyError, ray_executor, status_of, work
 from attemper.lab.study.executor import MOST_DEATHS
 from attemper.lab.study.locks import beacon
-from attemper.lab.study.ray_executor import RayCluster, RayCrew, check_room
+from attemper.lab.study.ray_executor import RayCluster, RayPool, check_room
 from attemper.lab.study.resources import Resources
 from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
 from test_study import Recorder, results_without_timings, tree, worked
@@ -182,15 +182,15 @@ class Deadly:
 def test_many_workers_that_die_at_once_are_replaced_and_many_in_a_row_end_the_study(tmp_path: Path) -> None:
     study = Study(tmp_path, make_plan(RECIPES, seeds=10), engine=FakeEngine())
     study.prepare()
-    crew = RayCrew(study, Recorder(), RayCluster())
-    crew._ray, crew._send = Deadly(), lambda key, token: object()
-    crew._fill()
+    pool = RayPool(study, Recorder(), RayCluster())
+    pool._ray, pool._send = Deadly(), lambda key, token: object()
+    pool._fill()
     for _ in range(MOST_DEATHS):
-        assert len(crew._tasks) == 40
-        crew.look()
+        assert len(pool._tasks) == 40
+        pool.poll()
     assert study.store.attempts() == {}, "no run had begun"
     with pytest.raises(StudyError, match="11 workers died one after another without a run done; the last said"):
-        crew.look()
+        pool.poll()
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

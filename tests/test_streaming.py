@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from attemper.lab.cli import main
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augmentation, parse_augmentation
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.streaming import StreamTask, tars
 from attemper.lab.tasks.streaming import source as stream_source
 from attemper.lab.tasks.streaming.pixels import Preparation

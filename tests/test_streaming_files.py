@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from attemper.lab.cli import main
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import open_task
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.registry import verify
 from attemper.lab.tasks.streaming import rowgroups, tars
 from attemper.lab.tasks.streaming import scan_files as looking

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from attemper import files
 from attemper.errors import AttemperError
 from attemper.lab.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
-from attemper.lab.study import files as study_files
 from study_fakes import (
     FakeEngine,
     break_down,
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_the_study_with_nothing_half_written(
     study.prepare()
     before = tree(tmp_path)
     if moment == "result":
-        monkeypatch.setattr(study_files.os, "fsync", lambda handle: fill_the_disk(tmp_path))
+        monkeypatch.setattr(files.os, "fsync", lambda handle: fill_the_disk(tmp_path))
     with pytest.raises(FolderError, match="no space is left on the disk; make room"):
         study.work()
     monkeypatch.undo()
@@ -205,7 +205,7 @@ def test_a_finished_study_can_be_shown_from_a_folder_that_may_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worked(tmp_path)
-    monkeypatch.setattr(study_files, "write_whole", lambda *args, **options: pytest.fail("it writes"))
+    monkeypatch.setattr(files, "atomic_file", lambda *args, **options: pytest.fail("it writes"))
     monkeypatch.setattr(os, "open", lambda *args, **options: pytest.fail("it writes"))
     assert status_of(Study(tmp_path)).done == 9
 
@@ -222,7 +222,7 @@ def test_the_worker_that_lost_its_claim_leaves_the_run_to_the_other(tmp_path: Pa
     study.prepare()
     claim = study.claim()
     assert claim is not None
-    study.perform(claim, stop=lambda: False, device=None, say=print)
+    study.perform(claim, stop=lambda: False, device=None, log=print)
     assert study.results() == {}
     assert heirs[0] is not None
     heirs[0].check()
@@ -236,7 +236,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -
         study.store.save(key, make_result(study.runs[key], status="diverged" if key == keys[0] else "finished"))
     held = study.claim()
     assert held is not None
-    study.store.tell(held.key, {"epoch": 2, "epochs": 4, "step": 1, "steps": 2, "loss": 0.5})
+    study.store.write_progress(held.key, {"epoch": 2, "epochs": 4, "step": 1, "steps": 2, "loss": 0.5})
     for _ in range(3):
         study.store.add_failure(keys[6], "it broke")
     status = status_of(study)
@@ -284,7 +284,7 @@ def start_worker(study: Study) -> int:
     if pid:
         return pid
     try:
-        study.work(say=lambda text: None)
+        study.work(log=lambda text: None)
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Tasks: the same split for everybody, a test set behind one door, and files that are what they should be."""
+"""Tasks: the same split for everybody, a test set behind one method, and files that are what they should be."""
 
 from __future__ import annotations
 

@@ -15,9 +15,10 @@ from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli import main
 from attemper.lab.study import Study
 from attemper.lab.study.settings import Settings, read_settings
-from attemper.lab.tracking import check_trackers, follow, list_trackers, make_tracker, registry
+from attemper.lab.tracking import check_trackers, list_trackers, make_tracker, registry
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.tracking import follow
 from study_fakes import FakeEngine, make_plan
 
 SPEC = RunSpec(task="digits", model="vit-digits", recipe="dropkey(0.1)", seed=3, budget=Budget(epochs=2))
@@ -31,7 +32,7 @@ def told(tmp_path: Path, trackers: tuple[str, ...], events: list[dict[str, Any]]
     """Have trackers follow a run that tells these events; what was said comes back."""
     said: list[str] = []
     with follow(
-        trackers, SPEC, key="f00d" * 5, project="p", name="a run", folder=tmp_path, say=said.append
+        trackers, SPEC, key="f00d" * 5, project="p", name="a run", folder=tmp_path, log=said.append
     ) as follower:
         for each in events:
             follower.progress(each)

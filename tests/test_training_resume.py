@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+from attemper.lab.errors import StorageError
 from attemper.lab.tasks import open_task
-from attemper.lab.training import CHECKPOINT, Budget, RunSpec, StorageError, loop, run
+from attemper.lab.training import CHECKPOINT, Budget, RunSpec, loop, run
 from attemper.lab.training.checkpoint import load_checkpoint, save_checkpoint
 from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
 from endings import assert_same_end, timeless

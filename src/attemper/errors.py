@@ -14,6 +14,7 @@ __all__ = [
     "RecipeError",
     "UnknownMethodError",
     "UnmetError",
+    "UnreadableError",
     "UnsupportedError",
     "WrappedModelError",
     "suggestion",
@@ -58,6 +59,10 @@ class UnsupportedError(AttemperError, ValueError):
 
 class UnmetError(AttemperError, RuntimeError):
     """A tempered module ran in training mode and computed no attention that Attemper could reach."""
+
+
+class UnreadableError(AttemperError):
+    """A file is missing, damaged, or not what it should be."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

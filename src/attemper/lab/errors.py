@@ -1,10 +1,43 @@
-"""What can go wrong with a study, one type per kind of mistake."""
+"""What can go wrong in the laboratory, one type per kind of mistake."""
 
 from __future__ import annotations
 
-from attemper.errors import AttemperError
+from attemper.errors import AttemperError, UnreadableError
 
-__all__ = ["FolderError", "PlanError", "StoppedError", "StudyError"]
+__all__ = [
+    "DamagedError",
+    "DataError",
+    "FolderError",
+    "LostClaimError",
+    "NoShardError",
+    "PlanError",
+    "RankError",
+    "StoppedError",
+    "StorageError",
+    "StudyError",
+    "UnreadableFolderError",
+    "UnreadablePlanError",
+]
+
+
+class DataError(UnreadableError):
+    """A data file is missing, damaged, or not what the task needs."""
+
+
+class NoShardError(DataError):
+    """There is no shard of that name."""
+
+
+class DamagedError(UnreadableError):
+    """A checkpoint is damaged, or belongs to another run."""
+
+
+class StorageError(AttemperError):
+    """A file could not be written: a full disk, a folder without permission."""
+
+
+class RankError(AttemperError):
+    """Another rank stopped, or cannot be reached."""
 
 
 class StudyError(AttemperError):
@@ -13,6 +46,14 @@ class StudyError(AttemperError):
 
 class FolderError(StudyError):
     """A study's folder cannot be read or written."""
+
+
+class UnreadableFolderError(FolderError, UnreadableError):
+    """A file in a study's folder cannot be read."""
+
+
+class LostClaimError(StudyError):
+    """Another worker has taken this run over, because this one was silent for too long."""
 
 
 class StoppedError(StudyError):
@@ -28,3 +69,7 @@ class PlanError(AttemperError, ValueError):
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
         super().__init__(message)
         self.path = path
+
+
+class UnreadablePlanError(PlanError, UnreadableError):
+    """The file of a plan cannot be opened."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +20,7 @@ import attemper
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.models import build_model
 from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.training import RunSpec, check_run, run
 from attemper.lab.training.checkpoint import load_checkpoint
 from attemper.lab.training.spec import Budget
@@ -92,8 +93,6 @@ EXPERIMENTS = {
     ),
 }
 
-Said = Callable[[str], None]
-
 
 def find_experiment(name: str) -> Experiment:
     """The experiment of this name."""
@@ -113,12 +112,12 @@ def run_experiment(
     vit: str = "vit-digits",
     mixer: str = "convmixer(width=32, depth=4, kernel=3)",
     device: torch.device | str | None = None,
-    say: Said = lambda line: None,
+    log: LogCallback = lambda line: None,
 ) -> dict[str, Any]:
     """Train every arm under every seed, look into it, and give plain data: one entry per arm.
 
     vit, mixer: the models that the arms' placeholders stand for.
-    say: told a line per finished run.
+    log: called with a line per finished run.
     """
     experiment = find_experiment(name)
     if seeds < 1:
@@ -133,7 +132,7 @@ def run_experiment(
             model = _fill(arm.model, vit, mixer)
             spec = RunSpec(task=task.name, model=model, recipe=arm.recipe, seed=seed, budget=budget)
             runs.append(_one(spec, task, experiment.measure, device))
-            say(f"{arm.name}, seed {seed}: {100 * runs[-1]['test']:.2f} %")
+            log(f"{arm.name}, seed {seed}: {100 * runs[-1]['test']:.2f} %")
         arms.append(_summary(arm, runs))
     return {
         "experiment": name,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from attemper.lab.bench.files import write_whole
+from attemper.files import atomic_write
 from attemper.lab.bench.results import OpsReport, OpsRow, Report, StepReport, StepRow
 from attemper.lab.bench.tables import FAMILIES, LEGEND, WORDS, Table, about, failures, full_tables, number, ratio
 from attemper.lab.report.charts import Axis, Row, dots
@@ -20,8 +20,8 @@ BAR = "torch's fastest kernel without dropout"
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page of a report; the file is whole or absent."""
-    write_whole(path, make_page(report))
+    """Write the page of a report, atomically."""
+    atomic_write(path, make_page(report))
 
 
 def make_page(report: Report) -> str:

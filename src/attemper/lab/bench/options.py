@@ -97,7 +97,7 @@ class StepPlan(Plan):
 
 @contextlib.contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """A stretch of code in which torch uses so many CPU threads; None: as many as before."""
+    """Context manager: inside it, torch uses so many CPU threads; None: as many as before."""
     import torch
 
     before = torch.get_num_threads()

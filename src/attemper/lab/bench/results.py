@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attemper.errors import ParameterError
-from attemper.lab.bench.files import write_whole
+from attemper.errors import UnreadableError
+from attemper.files import atomic_write
 
 __all__ = ["Head", "Machine", "OpsReport", "OpsRow", "Report", "Shape", "StepReport", "StepRow", "load", "save"]
 
@@ -153,9 +153,9 @@ Report = OpsReport | StepReport
 
 
 def save(report: Report, path: Path) -> None:
-    """Write a report; the file is whole or absent, also when the program is stopped half-way."""
+    """Write a report, atomically."""
     text = json.dumps({"format": FORMAT} | dataclasses.asdict(report), indent=1, ensure_ascii=False)
-    write_whole(path, text + "\n")
+    atomic_write(path, text + "\n")
 
 
 def load(path: Path) -> Report:
@@ -164,9 +164,9 @@ def load(path: Path) -> Report:
         given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         form, kind = given.pop("format"), given["benchmark"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ParameterError(f"{path} is no result of `attemper bench`: {error}") from error
+        raise UnreadableError(f"{path} is no result of `attemper bench`: {error}") from error
     if form != FORMAT or kind not in ("ops", "step"):
-        raise ParameterError(
+        raise UnreadableError(
             f"{path} holds benchmark '{kind}' in format {form}; this version reads ops and step in format {FORMAT}"
         )
     try:
@@ -177,4 +177,4 @@ def load(path: Path) -> Report:
             return StepReport(**given, rows=tuple(StepRow(**row) for row in rows))
         return OpsReport(**given, rows=tuple(OpsRow(**row | {"shape": Shape(**row["shape"])}) for row in rows))
     except (KeyError, TypeError) as error:
-        raise ParameterError(f"{path} is no whole result of `attemper bench`: {error}") from error
+        raise UnreadableError(f"{path} is no whole result of `attemper bench`: {error}") from error

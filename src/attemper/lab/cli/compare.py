@@ -180,11 +180,11 @@ def carry_out(
 
 def write_report(summary: Summary, path: Path) -> Path:
     """The page of a summary, whole or not at all."""
+    from attemper.files import atomic_write
     from attemper.lab.report import render
-    from attemper.lab.study.files import write_whole
 
     try:
-        write_whole(path, render(summary))
+        atomic_write(path, render(summary))
     except OSError as error:
         raise FolderError(f"The report {path} cannot be written: {error.strerror or error}.") from None
     return path

@@ -109,16 +109,17 @@ class Diagnose:
 
     def _model(self, size: int, checkpoint: Path | None) -> nn.Module:
         import attemper
+        from attemper.files import read_weights
         from attemper.lab.models import build_model
+        from attemper.lab.models.weights import classes_in, load_weights
         from attemper.lab.tasks.base import InputShape
-        from attemper.probes.weights import classes_in, load_weights, read_weights
 
         weights = None if checkpoint is None else read_weights(checkpoint)
-        classes = self.classes or (classes_in(weights) if weights else None) or DEFAULT_CLASSES
+        classes = self.classes or (classes_in(weights.tensors) if weights else None) or DEFAULT_CLASSES
         model = build_model(self.model, InputShape(self.channels, size, size, classes))
         attemper.apply(model, self.recipe)
-        if weights is not None and checkpoint is not None:
-            load_weights(model, weights, checkpoint)
+        if weights is not None:
+            load_weights(model, weights, of=self.model, optional="attemper.")
         return model
 
     def _pictures(
@@ -205,19 +206,20 @@ def to_input(pixels: Tensor, model: str, channels: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------- files
 def write_all(out: Path, table: Table, drawn: Mapping[str, Image], about: Sequence[str], model: str) -> Path:
-    """Write PNGs, the table as JSON and the page, whole each; returns the page's path."""
+    """Write PNGs, the table as JSON and the page; returns the page's path."""
+    from attemper.files import atomic_write
+    from attemper.lab.folders import folder_errors
     from attemper.lab.report.diagnosis import make_page
-    from attemper.lab.study.files import translated, write_whole
 
     pictures = {name: _png(picture) for name, picture in drawn.items()}
     captions = {_caption(name): png for name, png in pictures.items()}
     page = make_page(table, title=f"Attention of {model}", about=about, pictures=captions)
-    with translated(out):
+    with folder_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         for name, png in (pictures | {name: _png(picture) for name, picture in charts(table).items()}).items():
-            (out / f"{name}.png").write_bytes(png)
-        write_whole(out / "table.json", json_module.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n")
-        write_whole(out / "index.html", page)
+            atomic_write(out / f"{name}.png", png)
+        atomic_write(out / "table.json", json_module.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n")
+        atomic_write(out / "index.html", page)
     return out / "index.html"
 
 

@@ -111,6 +111,7 @@ class EstimateCommand:
 
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""
+        from attemper.lab.evaluation.runs import check_suites
         from attemper.lab.tasks import open_task
         from attemper.lab.training import check_run
 
@@ -119,6 +120,7 @@ class EstimateCommand:
             spec = plan.spec(entry.configurations[0], plan.lr[0], plan.seeds[0], task.name)
             # Neither changes whether a recipe fits, and compiling for this check's CPU would take minutes.
             budget = dataclasses.replace(spec.budget, compile=False, precision="float32")
+            check_suites(spec, task)
             check_run(dataclasses.replace(spec, budget=budget), task)
 
 

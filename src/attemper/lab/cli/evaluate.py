@@ -61,9 +61,10 @@ class Evaluate:
     def run(self, words: Sequence[str] = ()) -> int:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from attemper.files import atomic_write
         from attemper.lab.evaluation import evaluate
         from attemper.lab.evaluation.runs import load_run
-        from attemper.lab.study.files import translated, write_whole
+        from attemper.lab.folders import folder_errors
         from attemper.lab.training.loop import choose_device
 
         where = console(json=self.json)
@@ -83,9 +84,9 @@ class Evaluate:
             )
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
         path, page = (self.run_folder / f"evaluation.{ending}" for ending in ("json", "html"))
-        with translated(path):
-            write_whole(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
-            write_whole(page, _page(found))
+        with folder_errors(path):
+            atomic_write(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
+            atomic_write(page, _page(found))
         say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
         show_evaluation(where, found)
         _show_test_sets(where, found)

@@ -75,7 +75,7 @@ class Experiment:
             vit=self.vit,
             mixer=self.mixer,
             device=self.device,
-            say=lambda line: say(where, line),
+            log=lambda line: say(where, line),
         )
         say(where, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")
         if self.json:
@@ -102,8 +102,9 @@ def markdown(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any], out: Path) -> Path:
     """JSON, Markdown and PNG into a folder; returns the path of the chart."""
+    from attemper.files import atomic_write
+    from attemper.lab.folders import folder_errors
     from attemper.lab.report.png import curves
-    from attemper.lab.study.files import translated, write_whole
 
     condition = found["measure"] == "condition"
     chart = curves(
@@ -113,10 +114,10 @@ def write(found: dict[str, Any], out: Path) -> Path:
         x="blocks passed" if condition else "block",
         log=condition,
     )
-    with translated(out):
+    with folder_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{found['experiment']}.png"
         chart.save(path, "PNG", optimize=True)
-        write_whole(out / f"{found['experiment']}.json", json_module.dumps(found, indent=1, allow_nan=False) + "\n")
-        write_whole(out / f"{found['experiment']}.md", markdown(found) + "\n")
+        atomic_write(out / f"{found['experiment']}.json", json_module.dumps(found, indent=1, allow_nan=False) + "\n")
+        atomic_write(out / f"{found['experiment']}.md", markdown(found) + "\n")
     return path

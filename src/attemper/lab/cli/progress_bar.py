@@ -48,7 +48,7 @@ class PreparationBar:
 
 @contextmanager
 def told_on_terminal() -> Iterator[None]:
-    """A stretch of code in which preparation shows itself on standard error, so that output for scripts stays clean."""
+    """Context manager: inside it, tasks show their progress on standard error; standard output stays clean."""
     from attemper.lab.tasks.notifications import listening
 
     bar = PreparationBar(console(json=True))

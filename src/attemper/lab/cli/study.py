@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attemper.errors import ParameterError
+from attemper.files import atomic_write
 from attemper.lab.cli.compare import carry_out, write_report
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
@@ -124,8 +125,8 @@ class Export:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.folders import folder_errors
         from attemper.lab.study import Study, summarise, to_csv, to_markdown
-        from attemper.lab.study.files import translated, write_whole
 
         summary = summarise(Study(self.folder, root=self.data))
         if self.format == "json":
@@ -136,8 +137,8 @@ class Export:
             sys.stdout.write(text)
             return 0
         _refuse_folder(self.out)
-        with translated(self.out):
-            write_whole(self.out, text)
+        with folder_errors(self.out):
+            atomic_write(self.out, text)
         return 0
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from attemper.errors import ParameterError
+from attemper.files import atomic_write
 from attemper.lab.cli.compare import write_report
 from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
 from attemper.lab.cli.printing import console, say
@@ -65,8 +66,8 @@ class Submit:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.folders import folder_errors
         from attemper.lab.study import Study, load_plan
-        from attemper.lab.study.files import translated
         from attemper.lab.study.locks import check_locks
         from attemper.lab.study.slurm import Job, slurm_script
 
@@ -89,7 +90,7 @@ class Submit:
         study.check()
         study.prepare()
         check_locks(study.claims.folder)
-        with translated(study.folder):
+        with folder_errors(study.folder):
             (study.folder / "slurm").mkdir(exist_ok=True)  # Slurm drops the log of a job whose folder is not there
         self._put(script)
         return 0
@@ -102,13 +103,13 @@ class Submit:
         return [*start, "study", "work", str(self.folder.absolute()), *data]
 
     def _put(self, script: str) -> None:
-        from attemper.lab.study.files import translated, write_whole
+        from attemper.lab.folders import folder_errors
 
         if self.out is None:
             sys.stdout.write(script)
             return
-        with translated(self.out):
-            write_whole(self.out, script)
+        with folder_errors(self.out):
+            atomic_write(self.out, script)
             self.out.chmod(0o755)
         say(console(), f"Written: {self.out}. Send it off with: sbatch {self.out}")
 
@@ -145,7 +146,7 @@ class Work:
         check_locks(study.claims.folder)
         torch.set_num_threads(cores())
         told = leave_on_signals()
-        study.work(stop=lambda: bool(told), device=self.device, say=lambda text: say(where, text), wait=False)
+        study.work(stop=lambda: bool(told), device=self.device, log=lambda text: say(where, text), wait=False)
         status = status_of(study)
         say(where, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running.")
         if told and study.missing():

@@ -16,8 +16,8 @@ from attemper.lab.cli.printing import console, print_json, say
 from attemper.lab.training.spec import Budget, RunSpec
 
 if TYPE_CHECKING:
-    from attemper.lab.tracking import Follower
     from attemper.lab.training.ranks import Ranks
+    from attemper.lab.training.tracking import Follower
 
 __all__ = ["Train"]
 
@@ -68,8 +68,10 @@ class Train:
     def _train(self, ranks: Ranks) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from attemper.files import atomic_write
+        from attemper.lab.evaluation.runs import check_suites, examine
         from attemper.lab.evaluation.suites import parse_suites
-        from attemper.lab.study.files import translated, write_whole
+        from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
         from attemper.lab.tracking import check_trackers
         from attemper.lab.training import check_run, run, settled
@@ -85,10 +87,11 @@ class Train:
         spec = RunSpec(
             task=task.name, model=self.model, recipe=recipe, seed=self.seed, budget=self.budget, evaluate=suites
         )
+        check_suites(spec, task)
         check_run(spec, task)
         spec = settled(spec, task)
         if self.folder is not None and ranks.main:
-            with translated(self.folder):
+            with folder_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
         columns = (
             TextColumn("{task.description}"),
@@ -115,18 +118,19 @@ class Train:
                     progress=progress,
                     device=self.device,
                     probe_every=self.probe_every,
+                    examine=examine,
                 )
                 follower.result(result)
         if not ranks.main:
             return
         if self.folder is not None:
             path = self.folder / "result.json"
-            with translated(path):
-                write_whole(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
+            with folder_errors(path):
+                atomic_write(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)
 
     def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
-        from attemper.lab.tracking import follow
+        from attemper.lab.training.tracking import follow
 
         folder = self.folder or Path()
         return follow(
@@ -136,7 +140,7 @@ class Train:
             project=folder.absolute().name,
             name=f"{spec.recipe}, seed {spec.seed}",
             folder=folder,
-            say=lambda text: say(where, text),
+            log=lambda text: say(where, text),
         )
 
     def _show(self, result: dict[str, Any], where: Any) -> None:

@@ -33,7 +33,7 @@ def check_epsilon(epsilon: float) -> float:
 
 @contextlib.contextmanager
 def at_rest(model: nn.Module) -> Iterator[nn.Module]:
-    """A stretch of code in which the model is in eval mode and gradients pass through it without reaching parameters.
+    """Context manager: inside it, the model is in eval mode and gradients pass through it without reaching parameters.
 
     Afterwards every module is in the mode that it was in, and every parameter wants a gradient or not, as before.
     """

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.evaluation.attacks import at_rest
 from attemper.lab.evaluation.conditions import Condition, conditions_of
 from attemper.lab.evaluation.metrics import Reading, Tally
 from attemper.lab.evaluation.suites import DEFAULT, Calibration, Robustness, Stochastic, Suite, parse_suites
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.seed_streams import derive
 from attemper.lab.tasks.source import Source
 from attemper.methods.base import Scheduled

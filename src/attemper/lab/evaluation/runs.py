@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,33 @@ from torch import Tensor, nn
 import attemper
 from attemper.errors import ParameterError
 from attemper.lab.evaluation.measure import evaluate, gap
+from attemper.lab.evaluation.suites import parse_suites
 from attemper.lab.models import build_model
+from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks import DataError, open_task
 from attemper.lab.tasks.base import InputShape, Task
 from attemper.lab.tasks.source import Source
-from attemper.lab.training.checkpoint import DamagedError
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.validation import Metrics
-from attemper.lab.training.weights import WEIGHTS, load_weights
+from attemper.lab.training.weights import read_run
 
-__all__ = ["FinishedRun", "examine", "load_run", "normalisation"]
+__all__ = ["FinishedRun", "check_suites", "examine", "load_run", "normalisation"]
 
 
 def normalisation(task: Task) -> Callable[[Tensor], Tensor]:
     """From pixels in [0, 1] to what the task's models take."""
     return lambda pixels: task.to_input(255 * pixels)
+
+
+def check_suites(spec: RunSpec, task: Task) -> None:
+    """Raise unless the suites that a run asks for exist, and its task has what they need."""
+    if not spec.evaluate:
+        return
+    parse_suites(spec.evaluate)
+    if not isinstance(task.shape, InputShape):
+        raise ParameterError(f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'.")
 
 
 def examine(
@@ -38,11 +48,11 @@ def examine(
     source: Source,
     spec: RunSpec,
     train: Metrics,
-    tell: Callable[[], None],
+    alive: Callable[[], None],
 ) -> tuple[Metrics, dict[str, Any]]:
     """The metrics that every run has, and the suites of this one, from one reading of the source.
 
-    train: the metrics on the training images. tell: called now and then, so that the run can be stopped.
+    train: the metrics on the training images. alive: called now and then, so that the run can be stopped.
     """
     with learner.evaluating() as model:
         found = evaluate(
@@ -51,7 +61,7 @@ def examine(
             normalise=normalisation(task),
             suites=spec.evaluate,
             seed=spec.seed,
-            progress=lambda share: tell(),
+            progress=lambda share: alive(),
         )
     found["gap"] = gap({"accuracy": train["accuracy"], "nll": train["loss"]}, found)
     return {"accuracy": found["accuracy"], "loss": found["nll"]}, found
@@ -90,7 +100,7 @@ def load_run(folder: str | Path, *, root: Path | None = None, device: torch.devi
     root: where this machine keeps its data; it must be the data that the run saw.
     """
     folder = Path(folder)
-    weights, spec, fingerprint = load_weights(folder)
+    weights, spec, fingerprint = read_run(folder)
     task = open_task(spec.task, root)
     if task.fingerprint != fingerprint:
         raise DataError(
@@ -99,23 +109,5 @@ def load_run(folder: str | Path, *, root: Path | None = None, device: torch.devi
         )
     model = build_model(spec.model, task.shape)
     attemper.apply(model, spec.recipe)
-    _fill(model, weights, folder / WEIGHTS, spec)
+    load_weights(model, weights, of=f"{spec.model} with '{spec.recipe}'")
     return FinishedRun(spec, task, model.to(device or "cpu").eval())
-
-
-def _fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path, spec: RunSpec) -> None:
-    """Load weights; those of another model are refused by name and shape."""
-    own = model.state_dict()
-    wrong = [f"'{name}' is missing" for name in own if name not in weights]
-    wrong += [f"'{name}' is not in the model" for name in weights if name not in own]
-    wrong += [
-        f"'{name}' is {tuple(weights[name].shape)} and must be {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in weights and weights[name].shape != value.shape
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise DamagedError(
-            f"The weights '{path}' are not those of {spec.model} with '{spec.recipe}': {wrong[0]}{more}."
-        )
-    model.load_state_dict(dict(weights))

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.evaluation.attacks import at_rest
 from attemper.lab.evaluation.measure import Network, to_pixels
 from attemper.lab.evaluation.metrics import Tally, check_targets
 from attemper.lab.evaluation.wordnet import WORDNET
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.source import decode
 
 __all__ = ["TestSet", "evaluate_test_set", "open_imagenet_subset", "open_imagenet_v2", "open_real"]

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 
 __all__ = ["WORDNET", "wordnet_ids"]
 

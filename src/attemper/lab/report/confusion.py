@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from attemper.lab.report.charts import Axis, Row, dots
 from attemper.lab.report.drawing import figure, percent, series_group
 from attemper.lab.report.entries import Entry
+from attemper.lab.report.heat import TALL, HeatCell, HeatMap, svg_rows
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, shorten, signed
 
 __all__ = ["classes", "confusion_matrix"]
 
-STRONGEST = 0.6
-"""Opacity of a cell that holds a whole class: text on it can still be read, in light and in dark."""
 WRITTEN = 12
 """Up to so many classes, numbers stand in their cells."""
 LONGEST = 13
@@ -105,36 +104,34 @@ def _by_class(pair: Sequence[Confusion]) -> str:
     return chart + table(columns, cells, caption="Accuracy by class", sortable=True, sorted_by=0)
 
 
+def heat_of_shares(confusion: Confusion) -> HeatMap:
+    """A cell per pair of classes: in per cent of the row's class."""
+    names = confusion.names
+
+    def cell(row: int, column: int) -> HeatCell:
+        share, times = confusion.share(row, column), confusion.counts[row][column]
+        hint = f"{names[row]} taken for {names[column]}: {times} of {sum(confusion.counts[row])}, {number(share, 1)} %"
+        # The root lifts mistakes, which are rare each, above what the eye can see.
+        strength = math.sqrt((share or 0.0) / 100)
+        return HeatCell(strength, number(share, 0) if times and len(names) <= WRITTEN else "", hint)
+
+    every = range(len(names))
+    return HeatMap(
+        [shorten(name, LONGEST) for name in names], [[cell(row, column) for column in every] for row in every]
+    )
+
+
 def confusion_matrix(confusion: Confusion) -> str:
-    """A cell per pair of classes: in per cent of the row's class, the stronger the more."""
-    names, count = confusion.names, len(confusion.names)
-    tall, wide = 26, 1 / count
-    bottom = tall * count
-    parts = []
-    for row, name in enumerate(names):
-        middle = tall * row + tall / 2 + 3
-        parts.append(f'<text class="tick end" x="-8" y="{middle:.1f}">{escape(shorten(name, LONGEST))}</text>')
-        for column, taken in enumerate(names):
-            share, times = confusion.share(row, column), confusion.counts[row][column]
-            # The root lifts mistakes, which are rare each, above what the eye can see.
-            strength = STRONGEST * math.sqrt((share or 0.0) / 100)
-            hint = f"{name} taken for {taken}: {times} of {sum(confusion.counts[row])}, {number(share, 1)} %"
-            parts.append(
-                f'<rect x="{percent(column * wide)}" width="{percent(wide * 0.985)}" y="{tall * row}" '
-                f'height="{tall - 2}" fill="var(--c)" fill-opacity="{strength:.3f}" stroke="var(--grid)">'
-                f"<title>{escape(hint)}</title></rect>"
-            )
-            if count <= WRITTEN and times:
-                parts.append(
-                    f'<text class="name" x="{percent((column + 0.5) * wide)}" y="{middle:.1f}" text-anchor="middle" '
-                    f'pointer-events="none">{number(share, 0)}</text>'
-                )
+    """The shares as a heat map, with the names of the classes at both sides."""
+    heat, count = heat_of_shares(confusion), len(confusion.names)
+    bottom = TALL * count
+    parts = [svg_rows(heat, drop=3)]
     turn, below = (-40, 76) if count <= WRITTEN else (-65, 100)
-    for column, name in enumerate(names):
+    for column, name in enumerate(heat.names):
         # An svg of its own, since a turned text cannot stand at a place given in per cent.
         parts.append(
-            f'<svg x="{percent((column + 0.5) * wide)}" y="{bottom + 12}" overflow="visible">'
-            f'<text class="tick end" transform="rotate({turn})">{escape(shorten(name, LONGEST))}</text></svg>'
+            f'<svg x="{percent((column + 0.5) / count)}" y="{bottom + 12}" overflow="visible">'
+            f'<text class="tick end" transform="rotate({turn})">{escape(name)}</text></svg>'
         )
     right = sum(confusion.counts[at][at] for at in range(count))
     total = sum(map(sum, confusion.counts))

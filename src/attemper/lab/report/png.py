@@ -10,31 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.lab.report.heat import HeatMap, colours, heat_of
 from attemper.lab.report.scale import make_scale, number
 from attemper.probes.pictures import Look
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["beside", "colours", "curves", "heat_map", "looks_sheet", "overlay"]
+__all__ = ["beside", "curves", "heat_map", "looks_sheet", "overlay"]
 
-# Dark blue over green to yellow, light growing evenly: larger is lighter, in print and for every eye.
-RAMP = np.array(
-    [[35, 20, 75], [52, 60, 120], [42, 98, 135], [32, 130, 135], [55, 162, 118], [130, 190, 80], [235, 222, 70]],
-    dtype=float,
-)
 INK, SOFT, FAINT, PAPER, EMPTY = (28, 33, 40), (87, 96, 108), (225, 228, 232), (255, 255, 255), (236, 238, 240)
 SERIES = ((75, 85, 99), (27, 78, 194), (196, 69, 41), (23, 128, 96), (166, 78, 161), (210, 119, 12), (43, 144, 239))
 """The colours of the page's style sheet, in its order."""
-
-
-def colours(values: np.ndarray) -> np.ndarray:
-    """uint8 (…, 3) for numbers from 0 to 1."""
-    place = np.clip(values, 0.0, 1.0) * (len(RAMP) - 1)
-    low = np.minimum(place.astype(int), len(RAMP) - 2)
-    part = (place - low)[..., None]
-    mixed: np.ndarray = (RAMP[low] * (1 - part) + RAMP[low + 1] * part).round().astype(np.uint8)
-    return mixed
 
 
 def _font(size: int) -> Any:
@@ -60,10 +47,8 @@ def heat_map(
     values: Sequence[Sequence[float | None]], *, title: str, rows: Sequence[str], x: str = "head", y: str = "block"
 ) -> Image:
     """A cell per number, rows from top to bottom, with a scale at the right. None leaves its cell empty."""
-    known = [v for row in values for v in row if v is not None and math.isfinite(v)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    spread = high - low or 1.0
-    columns = max((len(row) for row in values), default=0)
+    heat = heat_of(values, rows, x=x, y=y)
+    columns = heat.columns
     side = max(18, min(44, 640 // max(columns, 1)))
     label = max((round(_font(13).getlength(name)) for name in rows), default=0)
     left, top = 34 + label, 66
@@ -71,29 +56,29 @@ def heat_map(
     image, draw = _canvas(wide, top + max(len(values), 1) * side + 42)
     _text(draw, (14, 12), title, INK, 17)
     _text(draw, (14, 40), y, SOFT)
-    for at, row in enumerate(values):
+    for at, row in enumerate(heat.rows):
         up = top + at * side
         _text(draw, (left - 10, up + side / 2), rows[at], SOFT, anchor="rm")
-        for head, value in enumerate(row):
-            box = (left + head * side, up, left + (head + 1) * side - 2, up + side - 2)
-            if value is None or not math.isfinite(value):
-                draw.rectangle(box, EMPTY)
-            else:
-                draw.rectangle(box, tuple(colours(np.array((value - low) / spread)).tolist()))
+        for column, cell in enumerate(row):
+            box = (left + column * side, up, left + (column + 1) * side - 2, up + side - 2)
+            draw.rectangle(box, EMPTY if cell.strength is None else _colour(cell.strength))
     bottom = top + len(values) * side
-    for head in range(0, columns, max(1, math.ceil(columns / 16))):
-        _text(draw, (left + (head + 0.5) * side - 1, bottom + 4), str(head), SOFT, anchor="mt")
+    for column in heat.ticks:
+        _text(draw, (left + (column + 0.5) * side - 1, bottom + 4), str(column), SOFT, anchor="mt")
     _text(draw, (left + columns * side / 2, bottom + 22), x, SOFT, anchor="mt")
-    _scale_bar(draw, left + columns * side + 18, top, max(len(values) * side - 2, 60), low, high)
+    _scale_bar(draw, left + columns * side + 18, top, max(len(values) * side - 2, 60), heat)
     return image
 
 
-def _scale_bar(draw: Any, left: int, top: int, tall: int, low: float, high: float) -> None:
+def _scale_bar(draw: Any, left: int, top: int, tall: int, heat: HeatMap) -> None:
     for at in range(tall):
-        shade = tuple(colours(np.array(1 - at / max(tall - 1, 1))).tolist())
-        draw.line((left, top + at, left + 12, top + at), shade)
-    _text(draw, (left + 18, top), number(high, significant=3), SOFT, anchor="lt")
-    _text(draw, (left + 18, top + tall), number(low, significant=3), SOFT, anchor="lb")
+        draw.line((left, top + at, left + 12, top + at), _colour(1 - at / max(tall - 1, 1)))
+    _text(draw, (left + 18, top), number(heat.high, significant=3), SOFT, anchor="lt")
+    _text(draw, (left + 18, top + tall), number(heat.low, significant=3), SOFT, anchor="lb")
+
+
+def _colour(strength: float) -> tuple[int, ...]:
+    return tuple(colours(np.array(strength)).tolist())
 
 
 # -------------------------------------------------------------------------------------------------------------- curves

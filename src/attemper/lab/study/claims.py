@@ -27,18 +27,14 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from attemper.lab.errors import StudyError
+from attemper.lab.errors import LostClaimError
 
-__all__ = ["Claim", "Claims", "Holder", "LostClaimError"]
+__all__ = ["Claim", "Claims", "Holder"]
 
 STALE_AFTER = 60.0
 """Seconds without a heartbeat after which a claim's owner is taken for dead."""
 BEATS = 6
 """Heartbeats in that time."""
-
-
-class LostClaimError(StudyError):
-    """Another worker has taken this run over, because this one was silent for too long."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attemper.files import atomic_write
+from attemper.lab.folders import folder_errors
 from attemper.lab.study.costs import measure_costs
 from attemper.lab.study.engine import Engine, Training
 from attemper.lab.study.executor import Executor, stopped, work
 from attemper.lab.study.export import to_csv, to_markdown
-from attemper.lab.study.files import translated, write_whole
 from attemper.lab.study.live import SilentView, View
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.rank_team import Together, dismiss, follow, work_together
@@ -113,5 +114,5 @@ def write_summary(summary: Summary, folder: Path) -> None:
     texts |= {"csv": to_csv(summary), "md": to_markdown(summary)}
     for suffix, text in texts.items():
         path = folder / f"summary.{suffix}"
-        with translated(path):
-            write_whole(path, text)
+        with folder_errors(path):
+            atomic_write(path, text)

@@ -7,7 +7,8 @@ import platform
 import time
 from typing import Any
 
-from attemper.lab.study.files import translated, write_whole
+from attemper.files import atomic_write
+from attemper.lab.folders import folder_errors
 from attemper.lab.study.study import POLL, Study
 
 __all__ = ["measure_costs", "read_costs"]
@@ -31,7 +32,7 @@ def measure_costs(study: Study, recipes: list[str]) -> None:
     Of several processes on one folder one measures, and the others wait for it.
     """
     while not set(recipes) <= set(read_costs(study)):
-        with translated(study.claims.folder):
+        with folder_errors(study.claims.folder):
             claim = study.claims.take(KEY)
         if claim is None:
             time.sleep(POLL)
@@ -56,5 +57,5 @@ def _measure(study: Study, recipes: list[str]) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "costs": {**found, **known},
     }
-    with translated(study.folder / FILE):
-        write_whole(study.folder / FILE, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    with folder_errors(study.folder / FILE):
+        atomic_write(study.folder / FILE, json.dumps(whole, indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""The door between a study and training: five functions that a study calls and that a test can replace."""
+"""What a study needs of training and evaluation: five functions that a test can replace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """`attemper.lab.training`, imported when it is needed."""
+    """`attemper.lab.training` and `attemper.lab.evaluation`, imported when they are needed."""
 
     probe_every: int | None = None
     """Steps between two looks at attention during every run; they do not change its result."""
@@ -66,8 +66,10 @@ class Training:
         return settle(budget, task.shape)
 
     def check(self, spec: RunSpec, task: Any) -> None:
+        from attemper.lab.evaluation.runs import check_suites
         from attemper.lab.training import check_run
 
+        check_suites(spec, task)
         check_run(spec, task)
         if self.probe_every is not None:
             self._check_attention(spec, task)
@@ -83,9 +85,18 @@ class Training:
             find_attention(build_model(spec.model, task.shape))
 
     def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
+        from attemper.lab.evaluation.runs import examine
         from attemper.lab.training import run
 
-        return run(spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every)
+        return run(
+            spec,
+            task,
+            folder=folder,
+            progress=progress,
+            device=device,
+            probe_every=self.probe_every,
+            examine=examine,
+        )
 
     def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
         from attemper.lab.training import step_costs

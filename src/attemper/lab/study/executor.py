@@ -16,37 +16,37 @@ from attemper.lab.study.settings import Settings
 from attemper.lab.study.status import Status, status_of
 from attemper.lab.study.study import Study
 
-__all__ = ["MOST_DEATHS", "Crew", "Deaths", "Executor", "Orders", "stopped", "work"]
+__all__ = ["MOST_DEATHS", "Deaths", "Executor", "Pool", "WorkerConfig", "stopped", "work"]
 
-LOOK = 0.25
-"""Seconds between two looks at the workers and the folder."""
+POLL = 0.25
+"""Seconds between two polls of the workers and the folder."""
 MOST_DEATHS = 10
 """So many workers may die in a row without anything having come of it."""
 
 
-class Crew(Protocol):
-    """Workers that are busy with one study. All they know of each other is what lies in its folder."""
+class Pool(Protocol):
+    """A pool of workers on one study. All they know of each other is what lies in its folder."""
 
     def start(self) -> None:
-        """Set them to work."""
+        """Start the workers."""
         ...
 
-    def look(self) -> None:
-        """Pass on what they say, and replace those that died; called a few times a second."""
+    def poll(self) -> None:
+        """Pass their messages on to the view, and replace workers that died; called a few times a second."""
         ...
 
     def stop(self) -> None:
-        """Have everybody leave; runs that are not finished keep their checkpoints. Safe to call twice."""
+        """Stop all workers; runs that are not finished keep their checkpoints. Safe to call twice."""
         ...
 
 
 class Executor(Protocol):
     """Where runs are done: `processes.Processes` or `ray_executor.RayCluster`."""
 
-    def crew(self, study: Study, view: View) -> Crew:
-        """Workers for whatever is missing; raises if there can be none, before anything is written.
+    def pool(self, study: Study, view: View) -> Pool:
+        """A pool for the missing runs; raises if there can be none, before anything is written.
 
-        view: told what they have to say.
+        view: shows the workers' messages.
         """
         ...
 
@@ -54,10 +54,10 @@ class Executor(Protocol):
 def work(
     study: Study, *, workers: int | None = None, view: View | None = None, executor: Executor | None = None
 ) -> Status:
-    """Do whatever is missing, and say how far it came.
+    """Do the missing runs, and return how far the study is.
 
     workers: how many processes of this machine; none: as many as it has room for.
-    executor: who does the runs in their place, such as `RayCluster()`.
+    executor: does the runs in their place, such as `RayCluster()`.
 
     A run that fails, or whose process dies, is tried again; what fails too often is given up, and the rest goes on.
     Ctrl-C stops the workers cleanly and raises `StoppedError`. Other processes, here or on other machines, may work
@@ -66,25 +66,25 @@ def work(
     from attemper.lab.study.processes import Processes
 
     if executor is not None and workers is not None:
-        raise StudyError("workers counts processes of this machine; an executor brings workers of its own.")
+        raise StudyError("workers counts processes of this machine; an executor starts workers of its own.")
     executor = executor or Processes(workers)
     view = view or SilentView()
-    crew = executor.crew(study, view)
+    pool = executor.pool(study, view)
     try:
         for note in study.prepare():
             view.note(note)
         check_locks(study.claims.folder)
-        crew.start()
+        pool.start()
         while study.missing():
-            crew.look()
+            pool.poll()
             view.show(status_of(study))
-            time.sleep(LOOK)
-        crew.look()
+            time.sleep(POLL)
+        pool.poll()
     except KeyboardInterrupt:
-        crew.stop()
+        pool.stop()
         raise stopped(study) from None
     finally:
-        crew.stop()
+        pool.stop()
     study.sweep()
     status = status_of(study)
     view.show(status)
@@ -92,14 +92,14 @@ def work(
 
 
 def stopped(study: Study) -> StoppedError:
-    """What to say after Ctrl-C."""
+    """The error after Ctrl-C."""
     done, total = len(study.results()), len(study.runs)
     return StoppedError(f"Stopped with {done} of {total} runs done. Nothing is lost: run the same command to go on.")
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What a worker needs to know, wherever it is."""
+class WorkerConfig:
+    """Everything that a worker needs to open the study, in whatever process or machine it is."""
 
     folder: Path
     plan: Plan
@@ -112,8 +112,8 @@ class Orders:
     device: str | None
 
     @classmethod
-    def of(cls, study: Study, *, threads: int, device: str | None) -> Orders:
-        """Orders to work on a study."""
+    def of(cls, study: Study, *, threads: int, device: str | None) -> WorkerConfig:
+        """The configuration of a worker on this study."""
         return cls(
             folder=study.folder.absolute(),
             plan=study.plan,
@@ -127,7 +127,7 @@ class Orders:
         )
 
     def open(self) -> Study:
-        """The study that they are about."""
+        """The study, opened in the worker."""
         return Study(
             self.folder,
             self.plan,

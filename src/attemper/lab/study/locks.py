@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attemper.lab.errors import FolderError
-from attemper.lab.study.files import translated
+from attemper.lab.folders import folder_errors
 
 __all__ = ["beacon", "check_locks", "check_sees"]
 
@@ -38,7 +38,7 @@ for round_ in range(rounds):
 def check_locks(folder: Path) -> None:
     """Let two processes race for the same files, and raise `FolderError` if both ever got one."""
     name = f".race-{secrets.token_hex(4)}-"
-    with translated(folder):
+    with folder_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             theirs = subprocess.Popen(
@@ -87,7 +87,7 @@ def judge(folder: Path, ours: set[int], theirs: set[int]) -> None:
 def beacon(folder: Path) -> Iterator[Path]:
     """A file that is there as long as the block runs. Gives its path: whoever shares the folder sees it."""
     path = folder / f".beacon-{secrets.token_hex(4)}"
-    with translated(path):
+    with folder_errors(path):
         path.touch(exist_ok=False)
     try:
         yield path
@@ -103,7 +103,7 @@ def check_sees(path: Path, who: str) -> None:
             f"{who} has no folder {path.parent}. A study on several machines needs a folder that all of them share, "
             "under the same path."
         )
-    with translated(path):
+    with folder_errors(path):
         ours = create(path)
     if ours:
         with contextlib.suppress(OSError):

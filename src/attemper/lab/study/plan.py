@@ -22,7 +22,7 @@ __all__ = ["Entry", "Plan", "Published"]
 
 BASELINE = "none"
 MOST_CONFIGURATIONS = 1000
-"""Of one recipe. A grid with more is a slip of the pen rather than a plan."""
+"""Of one recipe. A grid with more is a typo rather than a plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Plan:
     >>> [(run.recipe, run.seed) for run in plan.runs()]
     [('none', 0), ('dropkey(0.1)', 0), ('none', 1), ('dropkey(0.1)', 1)]
     >>> plan.notes
-    ('none was added: every recipe is compared with it',)
+    ('added the baseline `none`: every recipe is compared with it',)
     """
 
     task: str
@@ -228,7 +228,7 @@ def _entries(given: Any) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
                 raise PlanError(f"'{entry.name}' is the same recipe as '{earlier.name}'; leave one of them out.", path)
     if any(entry.is_baseline for entry in entries):
         return tuple(entries), ()
-    return (Entry(BASELINE), *entries), (f"{BASELINE} was added: every recipe is compared with it",)
+    return (Entry(BASELINE), *entries), (f"added the baseline `{BASELINE}`: every recipe is compared with it",)
 
 
 def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:

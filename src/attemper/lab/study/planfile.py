@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from attemper.lab.errors import PlanError
+from attemper.lab.errors import PlanError, UnreadablePlanError
 from attemper.lab.study.plan import Plan
 
 __all__ = ["dump_plan", "load_plan"]
@@ -40,7 +40,7 @@ def load_plan(path: str | Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise PlanError(f"The plan {path} cannot be read: {error.strerror or error}.") from None
+        raise UnreadablePlanError(f"The plan {path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise PlanError(f"The plan {path} is no text file; it must be YAML or JSON in UTF-8.") from None
     given, lines = read(text, str(path), as_json=path.suffix == ".json")

@@ -35,7 +35,7 @@ LEAST = 3
 PATIENCE = 10.0
 """Seconds after which the steps of a recipe are enough, once there are a few."""
 LEAVE = 10.0
-"""Seconds that a process has to end when it has said everything."""
+"""Seconds that a process has to end after its answer."""
 EVALUATED = 2048
 """Images that are evaluated to know how long one takes."""
 
@@ -104,34 +104,34 @@ def probe(
     size = min(Processes(workers, per_gpu).size(gpu_memory(), []), len(plan.runs()))
     context = multiprocessing.get_context(START)
     start_together = context.Barrier(size)
-    lines, crew = [], []
+    lines, processes = [], []
     for place in range(size):
         line, theirs = context.Pipe()
         device = f"cuda:{place % gpus}" if gpus else "cpu"
-        orders = (plan, root, device, max(1, cores() // size), steps, time.time())
-        crew.append(context.Process(target=_serve, args=(theirs, start_together, *orders)))
-        crew[-1].start()
+        arguments = (plan, root, device, max(1, cores() // size), steps, time.time())
+        processes.append(context.Process(target=_serve, args=(theirs, start_together, *arguments)))
+        processes[-1].start()
         theirs.close()
         lines.append(line)
     try:
         found = [_answer(line) for line in lines]
-        for process in crew:
+        for process in processes:
             process.join(LEAVE)
         return _joined(found, size, -(-size // gpus) if gpus else 1)
     finally:
-        for process in crew:
+        for process in processes:
             process.kill()
             process.join()
 
 
 def _answer(line: Connection) -> Probe:
     try:
-        kind, said = line.recv()
+        kind, answer = line.recv()
     except EOFError:
         raise StudyError("A process of the probe died; the machine may be short of memory.") from None
     if kind == "fatal":
-        raise StudyError(said)
-    found: Probe = said
+        raise StudyError(answer)
+    found: Probe = answer
     return found
 
 

@@ -17,17 +17,17 @@ import torch
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
-from attemper.lab.study.executor import Deaths, Orders
+from attemper.lab.study.executor import Deaths, WorkerConfig
 from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
-from attemper.lab.tasks.notifications import Nobody, listening
+from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["Processes", "cores", "gpu_memory", "runs_per_gpu"]
 
 START: Final = "spawn"
 """How processes begin: anew rather than forked, since torch's threads and CUDA's state do not survive a fork."""
 PATIENCE = 10.0
-"""Seconds that a worker has to leave its run when it is asked to."""
+"""Seconds that a worker has to leave its run when it is stopped."""
 
 MOST_PER_GPU = 8
 """More processes than that wait for each other on one GPU."""
@@ -75,12 +75,12 @@ class Processes:
         if self.workers is not None and self.per_gpu is not None:
             raise StudyError("workers and per_gpu both say how many processes there are; give one of them.")
 
-    def crew(self, study: Study, view: View) -> ProcessCrew:
-        """Worker processes for whatever is missing."""
+    def pool(self, study: Study, view: View) -> ProcessPool:
+        """Worker processes for the missing runs."""
         memory = gpu_memory()
         if self.per_gpu is not None and not memory:
-            raise StudyError(f"per_gpu is {self.per_gpu}, and this machine has no GPU; say how many workers instead.")
-        return ProcessCrew(study, view, self, memory)
+            raise StudyError(f"per_gpu is {self.per_gpu}, and this machine has no GPU; give workers instead.")
+        return ProcessPool(study, view, self, memory)
 
     def size(self, memory: list[int], peaks: list[int]) -> int:
         """How many processes there shall be.
@@ -101,38 +101,38 @@ class Processes:
 
 @dataclass
 class Worker:
-    """One process and the line to it."""
+    """One process and the connection to it."""
 
     process: Any
-    line: Connection
+    pipe: Connection
 
     def read(self) -> list[tuple[str, str]]:
-        """What it has said since the last time."""
-        said = []
+        """Its messages since the last time."""
+        messages = []
         with contextlib.suppress(EOFError, OSError):
-            while self.line.poll():
-                said.append(self.line.recv())
-        return said
+            while self.pipe.poll():
+                messages.append(self.pipe.recv())
+        return messages
 
-    def ask_to_leave(self) -> None:
+    def request_stop(self) -> None:
         with contextlib.suppress(OSError):
-            self.line.send("stop")
+            self.pipe.send("stop")
 
 
-class ProcessCrew:
+class ProcessPool:
     """The worker processes of one study on this machine.
 
-    The place of a worker says which GPU it has: place n is on GPU n modulo their number. So a crew that grows or
+    The place of a worker says which GPU it has: place n is on GPU n modulo their number. So a pool that grows or
     shrinks does so on all GPUs alike.
     """
 
     def __init__(self, study: Study, view: View, how: Processes, memory: list[int]) -> None:
         self._study, self._view, self._how, self._memory = study, view, how, memory
         self._workers: list[Worker] = []
-        self._leaving: list[Worker] = []
+        self._stopping: list[Worker] = []
         self._deaths = Deaths(study)
         self._results = -1
-        """When the size was last thought about."""
+        """How many there were when the size was last decided."""
         self._size = 0
         """The most that were at work together; they share the cores."""
 
@@ -140,7 +140,7 @@ class ProcessCrew:
         self._resize()
 
     def _resize(self) -> None:
-        """Hire and dismiss, so that as many are at work as fit by what is known now."""
+        """Start or stop workers, so that as many are at work as fit by what is known now."""
         results = self._study.results()
         if len(results) == self._results:
             return
@@ -150,27 +150,27 @@ class ProcessCrew:
         room, todo = self._how.size(self._memory, peaks), len(self._study.missing())
         self._size = max(self._size, min(room, todo))
         while len(self._workers) < min(room, todo):
-            self._workers.append(self._hire(len(self._workers)))
-        while len(self._workers) > room:  # a run has shown that fewer fit: whoever leaves keeps a checkpoint
+            self._workers.append(self._start_worker(len(self._workers)))
+        while len(self._workers) > room:  # a run has shown that fewer fit: its run keeps a checkpoint
             worker = self._workers.pop()
-            worker.ask_to_leave()
-            self._leaving.append(worker)
+            worker.request_stop()
+            self._stopping.append(worker)
 
-    def _hire(self, place: int) -> Worker:
+    def _start_worker(self, place: int) -> Worker:
         gpus = len(self._memory)
-        orders = Orders.of(
+        config = WorkerConfig.of(
             self._study,
             threads=max(1, cores() // self._size),
             device=f"cuda:{place % gpus}" if gpus else None,
         )
         context = multiprocessing.get_context(START)
-        line, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, orders), name=f"attemper-worker-{place}")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, config), name=f"attemper-worker-{place}")
         process.start()
         theirs.close()
-        return Worker(process, line)
+        return Worker(process, pipe)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for place, worker in enumerate(self._workers):
             for kind, text in worker.read():
                 if kind == "fatal":
@@ -178,8 +178,8 @@ class ProcessCrew:
                 self._view.note(text)
             if worker.process.exitcode not in (None, 0):
                 self._note_death(worker.process.exitcode)
-                worker.line.close()
-                self._workers[place] = self._hire(place)
+                worker.pipe.close()
+                self._workers[place] = self._start_worker(place)
         self._resize()
 
     def _note_death(self, code: int) -> None:
@@ -188,41 +188,41 @@ class ProcessCrew:
         self._view.note(f"a worker {reason}; another one takes its place")
 
     def stop(self) -> None:
-        crew, self._workers, self._leaving = self._workers + self._leaving, [], []
+        workers, self._workers, self._stopping = self._workers + self._stopping, [], []
         try:
-            for worker in crew:
-                worker.ask_to_leave()
+            for worker in workers:
+                worker.request_stop()
             until = time.monotonic() + PATIENCE
-            for worker in crew:
+            for worker in workers:
                 worker.process.join(max(0.0, until - time.monotonic()))
         finally:  # a second Ctrl-C leads here as well
-            for worker in crew:
+            for worker in workers:
                 if worker.process.exitcode is None:
                     worker.process.kill()
                     worker.process.join()
-                worker.line.close()
+                worker.pipe.close()
 
 
-def serve(line: Connection, orders: Orders) -> None:
-    """The whole life of a worker process."""
+def serve(pipe: Connection, config: WorkerConfig) -> None:
+    """What a worker process does, from start to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent tells us what to do
-    torch.set_num_threads(orders.threads)
+    torch.set_num_threads(config.threads)
     stop = threading.Event()
-    threading.Thread(target=_listen, args=(line, stop), daemon=True).start()
+    threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()
     try:
-        with listening(Nobody()):  # whoever sent us has opened the same data, and has told about it
-            study = orders.open()
-            study.work(stop=stop.is_set, device=orders.device, say=lambda text: line.send(("note", text)))
+        with listening(Silent()):  # the parent has opened the same data, and has shown its notes
+            study = config.open()
+            study.work(stop=stop.is_set, device=config.device, log=lambda text: pipe.send(("note", text)))
     except AttemperError as error:
-        line.send(("fatal", str(error)))
+        pipe.send(("fatal", str(error)))
     except Exception:
-        line.send(("fatal", f"A worker failed outside of any run:\n{traceback.format_exc()}"))
+        pipe.send(("fatal", f"A worker failed outside of any run:\n{traceback.format_exc()}"))
 
 
-def _listen(line: Connection, stop: threading.Event) -> None:
-    """Hear when to stop; a parent that is gone cannot say so, but its end of the line closes."""
+def _listen(pipe: Connection, stop: threading.Event) -> None:
+    """Wait for the request to stop. When the parent dies, its end of the pipe closes: then the process ends at once."""
     try:
-        line.recv()
+        pipe.recv()
         stop.set()
     except (EOFError, OSError):
         os._exit(1)

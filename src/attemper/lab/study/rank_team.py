@@ -1,4 +1,4 @@
-"""A study under `torchrun` or `accelerate launch`: all ranks train every run together, the main one keeps the books.
+"""A study under `torchrun` or `accelerate launch`: all ranks train every run together.
 
 The main rank claims runs, stores results, measures costs and summarises. The others do nothing but train what it names.
 """
@@ -27,12 +27,12 @@ __all__ = ["Together", "dismiss", "follow", "work_together"]
 LOOK = 0.25
 """Seconds between two looks at how far the study is."""
 
-Order = tuple[RunSpec, Path]
+Job = tuple[RunSpec, Path]
 """A run, and the folder that its checkpoints go to."""
 
 
 class Together:
-    """The main rank's engine: before it performs a run, it tells the others which."""
+    """The main rank's engine: before it performs a run, it sends the run to the others."""
 
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
         self.engine, self.ranks = engine, ranks
@@ -47,41 +47,41 @@ class Together:
         self.engine.check(spec, task)
 
     def run(self, spec: RunSpec, task: Task, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
-        order = self.ranks.from_main(lambda: (spec, folder))
+        job = self.ranks.from_main(lambda: (spec, folder))
         with regrouping(self.ranks):
-            return perform(self.engine, order, task, progress, device)
+            return perform(self.engine, job, task, progress, device)
 
     def costs(self, recipes: Sequence[str], task: Task, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
         return self.engine.costs(recipes, task, model, budget)
 
 
 def follow(engine: Engine, text: str, root: Path | None, ranks: Ranks) -> Summary:
-    """What every rank but the main one does: train whatever it is told to, until there is a summary.
+    """What every rank but the main one does: train the runs that the main rank sends, until it sends the summary.
 
     A run that fails is the main rank's to record; this one stands by for the next.
     """
     task = engine.open_task(text, root)
-    while not isinstance(said := ranks.from_main(nothing), dict):
+    while not isinstance(received := ranks.from_main(nothing), dict):
         with contextlib.suppress(Exception), regrouping(ranks):
-            perform(engine, said, task, progress=lambda event: None, device=None)
-    return said
+            perform(engine, received, task, progress=lambda event: None, device=None)
+    return received
 
 
 def nothing() -> Any:
-    """What a rank has to say that only listens."""
+    """What a rank other than the main one sends."""
 
 
-def perform(engine: Engine, order: Order, task: Task, progress: Progress, device: str | None) -> dict[str, Any]:
+def perform(engine: Engine, job: Job, task: Task, progress: Progress, device: str | None) -> dict[str, Any]:
     """This rank's part of a run."""
-    spec, folder = order
+    spec, folder = job
     return engine.run(spec, task, folder=folder, progress=progress, device=device)
 
 
 @contextlib.contextmanager
 def regrouping(ranks: Ranks) -> Iterator[None]:
-    """A run that fails on all ranks if it fails on one, and leaves them ready for the next one."""
+    """Context manager: a run inside it fails on all ranks if it fails on one; all are then ready for the next."""
     try:
-        with ranks.speaking_up():
+        with ranks.failing_together():
             yield
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -91,7 +91,7 @@ def regrouping(ranks: Ranks) -> Iterator[None]:
 
 
 def dismiss(ranks: Ranks, summary: Summary) -> Summary:
-    """Tell the others that this is all there was to do."""
+    """Send the summary to the other ranks, which ends `follow` there."""
     return ranks.from_main(lambda: summary)
 
 
@@ -105,14 +105,14 @@ def work_together(study: Study, view: View, *, workers: int | None = None, execu
         view.note(note)
     check_locks(study.claims.folder)  # other teams may work on the same folder
     with showing(study, view):
-        study.work(say=view.note)
+        study.work(log=view.note)
     study.sweep()
     view.show(status_of(study))
 
 
 @contextlib.contextmanager
 def showing(study: Study, view: View) -> Iterator[None]:
-    """A stretch of work during which the view is told a few times a second how far it is."""
+    """Context manager: inside it, the view shows a few times a second how far the study is."""
     over = threading.Event()
 
     def show() -> None:

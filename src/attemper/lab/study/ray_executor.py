@@ -21,17 +21,17 @@ from typing import Any
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
-from attemper.lab.study.executor import Deaths, Orders
+from attemper.lab.study.executor import Deaths, WorkerConfig
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import Study
-from attemper.lab.tasks.notifications import Nobody, listening
+from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["RayCluster"]
 
 PATIENCE = 10.0
-"""Seconds that runs have to leave when they are asked to."""
+"""Seconds that runs have to end when they are cancelled."""
 KNOCK = 5.0
 """Seconds that the head of a cluster has to answer."""
 
@@ -53,18 +53,18 @@ class RayCluster:
         if self.most is not None and self.most < 1:
             raise StudyError(f"workers is {self.most}; at least 1 is needed.")
 
-    def crew(self, study: Study, view: View) -> RayCrew:
-        """The tasks of whatever is missing; raises if there is no such cluster, or no room on it."""
-        crew = RayCrew(study, view, self)
+    def pool(self, study: Study, view: View) -> RayPool:
+        """Tasks for the missing runs; raises if there is no such cluster, or no room on it."""
+        pool = RayPool(study, view, self)
         try:
-            crew.connect()
+            pool.connect()
         except BaseException:
-            crew.stop()
+            pool.stop()
             raise
-        return crew
+        return pool
 
 
-class RayCrew:
+class RayPool:
     """The tasks of one study on a cluster."""
 
     def __init__(self, study: Study, view: View, how: RayCluster) -> None:
@@ -83,9 +83,11 @@ class RayCrew:
 
     def start(self) -> None:
         per_run = self._per_run
-        orders = Orders.of(self._study, threads=max(1, int(per_run.cpus)), device="cuda:0" if per_run.gpus else "cpu")
-        orders = replace(orders, root=_everywhere(self._study.root))
-        light = self._open.enter_context(beacon(orders.folder / "claims"))
+        config = WorkerConfig.of(
+            self._study, threads=max(1, int(per_run.cpus)), device="cuda:0" if per_run.gpus else "cpu"
+        )
+        config = replace(config, root=_everywhere(self._study.root))
+        marker = self._open.enter_context(beacon(config.folder / "claims"))
         task = self._ray.remote(perform).options(
             num_cpus=per_run.cpus,
             num_gpus=per_run.gpus,
@@ -93,12 +95,12 @@ class RayCrew:
             max_retries=0,
             name=f"attemper {self._study.folder.name}",
         )
-        shared = self._ray.put(orders)
-        self._send = lambda key, token: task.remote(shared, light, key, token)
+        shared = self._ray.put(config)
+        self._send = lambda key, token: task.remote(shared, marker, key, token)
         self._fill()
 
     def _fill(self) -> None:
-        """Send out every run that nobody has in hand."""
+        """Send out every run that no worker has."""
         out = {key for key, _ in self._tasks.values()}
         todo = [key for key in self._study.missing() if key not in out]
         held = self._study.claims.holders(todo) if todo else {}
@@ -109,7 +111,7 @@ class RayCrew:
                 token = secrets.token_hex(8)
                 self._tasks[self._send(key, token)] = key, token
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self._tasks:
             ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
             deaths = [reason for task in ready if (reason := self._collect(task)) is not None]
@@ -118,26 +120,26 @@ class RayCrew:
         self._fill()
 
     def _collect(self, task: Any) -> str | None:
-        """Hear what a task has to say that is over; if its worker died, how."""
+        """Show the messages of a task that is over; if its worker died, return how."""
         key, token = self._tasks.pop(task)
         errors = self._ray.exceptions
         try:
-            said = self._ray.get(task)
+            messages = self._ray.get(task)
         except errors.RayTaskError as error:  # ours catches what it can: this is a node that cannot even begin
             raise StudyError(
                 f"A node of the cluster cannot work on this study: {_in_short(error)}. Every node needs the same "
                 "versions of Python, Ray and attemper as this machine."
             ) from None
         except errors.TaskCancelledError:
-            self._study.bury(key, token)
+            self._study.release_dead(key, token)
         except errors.RayError as error:  # the worker or its whole node is gone
             reason = _in_short(error)
-            lost = self._study.bury(key, token)
+            lost = self._study.release_dead(key, token)
             what = "goes on from its checkpoint elsewhere" if lost else "is sent out again"
             self._view.note(f"{self._study.describe(key)} lost its worker and {what} ({reason})")
             return reason
         else:
-            for kind, text in said:
+            for kind, text in messages:
                 if kind == "fatal":
                     raise StudyError(text)
                 self._view.note(text)
@@ -154,12 +156,12 @@ class RayCrew:
             for task, (key, token) in tasks.items():
                 with contextlib.suppress(Exception):  # it is gone already, or the cluster is
                     self._ray.cancel(task, force=True)
-                self._study.bury(key, token)
+                self._study.release_dead(key, token)
             self._open.close()
 
 
 def connect(address: str | None, until: contextlib.ExitStack) -> Any:
-    """The module `ray`, connected; `until` is told how to leave. One that is connected already is left as it is."""
+    """The module `ray`, connected; `until` disconnects it again. One that is connected already is left as it is."""
     try:
         import ray
         import ray.exceptions
@@ -212,8 +214,8 @@ def _speaks_grpc(line: socket.socket) -> bool:
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True  # whom we cannot greet in the open
     line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-    with line.makefile("rb") as said:
-        return said.read(4)[3:] == b"\x04"
+    with line.makefile("rb") as answer:
+        return answer.read(4)[3:] == b"\x04"
 
 
 def default_resources(cluster: dict[str, float]) -> Resources:
@@ -245,35 +247,35 @@ def _in_short(error: BaseException) -> str:
 
 # ------------------------------------------------------------------------------------------------------- on the nodes
 
-_last: list[tuple[Orders, Study]] = []
+_last: list[tuple[WorkerConfig, Study]] = []
 """The study of the last task in this process: the next one finds its data open."""
 
 
-def perform(orders: Orders, light: Path, key: str, token: str) -> list[tuple[str, str]]:
-    """Do one run on a node, unless somebody has it in hand; what there is to say comes back."""
+def perform(config: WorkerConfig, marker: Path, key: str, token: str) -> list[tuple[str, str]]:
+    """Do one run on a node, unless another worker has it; returns messages for the view."""
     import torch
 
-    torch.set_num_threads(orders.threads)
-    said: list[tuple[str, str]] = []
+    torch.set_num_threads(config.threads)
+    messages: list[tuple[str, str]] = []
 
-    def say(text: str) -> None:
-        said.append(("note", text))
+    def log(text: str) -> None:
+        messages.append(("note", text))
 
     try:
-        check_sees(light, f"The cluster's node {socket.gethostname()}")
-        with listening(Nobody()):  # whoever sent us has opened the same data, and has told about it
-            study = _study(orders)
+        check_sees(marker, f"The cluster's node {socket.gethostname()}")
+        with listening(Silent()):  # the driver has opened the same data, and has shown its notes
+            study = _study(config)
             claim = study.claim([key], token)
             if claim is not None:
-                study.perform(claim, stop=lambda: False, device=orders.device, say=say)
+                study.perform(claim, stop=lambda: False, device=config.device, log=log)
     except AttemperError as error:
-        said.append(("fatal", str(error)))
+        messages.append(("fatal", str(error)))
     except Exception:
-        said.append(("fatal", f"A node failed outside of any run:\n{traceback.format_exc()}"))
-    return said
+        messages.append(("fatal", f"A node failed outside of any run:\n{traceback.format_exc()}"))
+    return messages
 
 
-def _study(orders: Orders) -> Study:
-    if not _last or _last[0][0] != orders:
-        _last[:] = [(orders, orders.open())]
+def _study(config: WorkerConfig) -> Study:
+    if not _last or _last[0][0] != config:
+        _last[:] = [(config, config.open())]
     return _last[0][1]

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from attemper.errors import ParameterError
-from attemper.lab.errors import FolderError
-from attemper.lab.study.files import write_whole
+from attemper.files import atomic_write
+from attemper.lab.folders import unreadable
 
 __all__ = ["Settings", "read_settings", "write_settings"]
 
@@ -39,7 +39,7 @@ def read_settings(folder: Path) -> Settings:
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FolderError(f"{path} cannot be read ({error}); remove it and run the same command again.") from None
+        raise unreadable(path, error) from None
 
 
 def write_settings(folder: Path, settings: Settings) -> None:
@@ -49,4 +49,4 @@ def write_settings(folder: Path, settings: Settings) -> None:
     if settings == Settings():
         (folder / FILE).unlink(missing_ok=True)
     else:
-        write_whole(folder / FILE, json.dumps(dataclasses.asdict(settings), indent=1) + "\n")
+        atomic_write(folder / FILE, json.dumps(dataclasses.asdict(settings), indent=1) + "\n")

@@ -81,7 +81,7 @@ def status_of(study: Study) -> Status:
     running = {}
     for key, holder in holders.items():
         if holder.alive and key not in failed:
-            event = study.store.told(key)
+            event = study.store.read_progress(key)
             seconds = max(0.0, time.time() - holder.since)
             running[key] = Running(
                 study.describe(key), holder.host, holder.pid, seconds, _share(event), event.get("loss")

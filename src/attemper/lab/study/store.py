@@ -1,4 +1,4 @@
-"""A study's folder: one file per result, whole or absent, and what belongs to runs that are not finished.
+"""A study's folder: one file per result, written atomically, and what belongs to runs that are not finished.
 
 plan.yaml           the plan, every default written out
 data.json           the task's name and the fingerprint of its data
@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attemper.errors import AttemperError
-from attemper.lab.errors import FolderError
+from attemper.files import atomic_write, remove_parts
+from attemper.lab.errors import UnreadableFolderError
+from attemper.lab.folders import folder_errors
 from attemper.lab.study.claims import identity
-from attemper.lab.study.files import translated, write_whole
 from attemper.lab.training.spec import RunSpec
 
 __all__ = ["Result", "Store", "problem_with"]
@@ -64,7 +65,7 @@ class Store:
             return None
         except OSError as error:
             # A result that is there and cannot be read is no reason to do the run again.
-            raise FolderError(f"{path} cannot be read: {error.strerror or error}.") from error
+            raise UnreadableFolderError(f"{path} cannot be read: {error.strerror or error}.") from error
         return self._read[key][1]
 
     def corrupt(self, key: str) -> bool:
@@ -76,7 +77,7 @@ class Store:
         path, number = self.path(key), 1
         while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
             number += 1
-        with translated(path):
+        with folder_errors(path):
             path.rename(aside)
         self._read.pop(key, None)
         return aside
@@ -87,8 +88,8 @@ class Store:
         problem = problem_with(result, key)
         if problem:
             raise ValueError(f"the run returned no result: {problem}")
-        with translated(self.path(key)):
-            write_whole(self.path(key), text)
+        with folder_errors(self.path(key)):
+            atomic_write(self.path(key), text)
         self.forget(key)
 
     def forget(self, key: str) -> None:
@@ -103,13 +104,13 @@ class Store:
     def _progress(self, key: str) -> Path:
         return self.folder / "progress" / f"{key}.json"
 
-    def tell(self, key: str, event: dict[str, Any]) -> None:
-        """Say how far a run is. A disk that is full is noticed where it matters, not here."""
+    def write_progress(self, key: str, event: dict[str, Any]) -> None:
+        """Write down how far a run is. A disk that is full is noticed where it matters, not here."""
         with contextlib.suppress(OSError, ValueError):
-            write_whole(self._progress(key), json.dumps({**event, "at": time.time()}), durable=False)
+            atomic_write(self._progress(key), json.dumps({**event, "at": time.time()}), durable=False)
 
-    def told(self, key: str) -> dict[str, Any]:
-        """What was last said of a run."""
+    def read_progress(self, key: str) -> dict[str, Any]:
+        """The last event of a run."""
         try:
             event = json.loads(self._progress(key).read_text())
         except (OSError, ValueError):
@@ -146,8 +147,8 @@ class Store:
         note = {"key": key, "error": error, "traceback": traceback, "host": owner["host"], "pid": owner["pid"]}
         number = max(map(_number_of, self._failure_files(key)), default=0) + 1
         path = self.folder / "failures" / f"{key}.{number}.json"
-        with translated(path):
-            write_whole(path, json.dumps({**note, "at": time.time()}, indent=1))
+        with folder_errors(path):
+            atomic_write(path, json.dumps({**note, "at": time.time()}, indent=1))
 
     def clear_failures(self, key: str) -> None:
         """Give a run its attempts back."""
@@ -161,10 +162,7 @@ class Store:
 
     def sweep_parts(self, older_than: float) -> None:
         """Remove parts of files that were being written when their process was killed."""
-        for part in self.folder.glob("*/.*.part"):
-            with contextlib.suppress(OSError):
-                if time.time() - part.stat().st_mtime > older_than:
-                    part.unlink()
+        remove_parts(self.folder, "*/.*.part", older_than=older_than)
 
     def _files(self, name: str) -> list[Path]:
         try:

@@ -1,4 +1,4 @@
-"""A study: a plan, a folder, and whoever works on it."""
+"""A study: a plan, its folder, and the work on its runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import AttemperError
-from attemper.lab.errors import FolderError, PlanError, StudyError
-from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder, LostClaimError
+from attemper.files import atomic_write
+from attemper.lab.errors import FolderError, LostClaimError, PlanError, StudyError
+from attemper.lab.folders import disk_error_behind, folder_error, folder_errors, unreadable
+from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder
 from attemper.lab.study.engine import Engine, Task, Training
-from attemper.lab.study.files import folder_error, is_folder_trouble, translated, write_whole
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
-from attemper.lab.tracking import follow
+from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.registry import check_trackers
 from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.tracking import follow
 
 __all__ = ["Study"]
 
@@ -42,7 +44,7 @@ class Study:
     folder: where the results are, or will be.
     plan: what to run; none: the plan that the folder holds.
     root: where this machine keeps its data.
-    engine: who performs the runs; none: `attemper.lab.training`.
+    engine: performs the runs; none: `attemper.lab.training`.
     settings: how runs are watched; none: as the folder remembers it.
     change_plan: take a folder that holds other runs than the plan's. They stay, and those in common are not run again.
     stale_after: seconds of silence after which another worker is taken for dead.
@@ -86,7 +88,7 @@ class Study:
             raise StudyError(
                 f"{self.folder} holds the study of another plan: {len(left_out)} of its {len(held.runs())} runs are "
                 f"not in this one, such as {left_out[0].recipe} on {left_out[0].task} with seed {left_out[0].seed}. "
-                "Choose another folder, or say that its plan is to be changed; results in common are kept either way."
+                "Choose another folder, or allow its plan to be changed; results in common are kept either way."
             )
 
     @cached_property
@@ -100,7 +102,7 @@ class Study:
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FolderError(f"{path} cannot be read ({error}); remove it and run the same command again.") from None
+            raise unreadable(path, error) from None
         return self._data_of(self.task)
 
     def _data_of(self, task: Task) -> dict[str, str]:
@@ -174,12 +176,12 @@ class Study:
     def prepare(self) -> list[str]:
         """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
         found = self.check_data()
-        with translated(self.folder):
+        with folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._held_plan() != self.plan:
-                write_whole(self.folder / "plan.yaml", dump_plan(self.plan))
+                atomic_write(self.folder / "plan.yaml", dump_plan(self.plan))
             if not (self.folder / "data.json").exists() or json.loads((self.folder / "data.json").read_text()) != found:
-                write_whole(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
+                atomic_write(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
             write_settings(self.folder, self.settings)
             for name in ("runs", "work", "claims"):
                 (self.folder / name).mkdir(exist_ok=True)
@@ -205,19 +207,19 @@ class Study:
     def claim(self, keys: Iterable[str] | None = None, token: str | None = None) -> Claim | None:
         """Claim the first missing run that nobody is at work on; None if there is none at the moment.
 
-        token: the claim's name, by which whoever sent us can tell ours from others.
+        token: names the claim, so that the executor that sent this worker can tell it from others.
         """
         wanted = self.missing() if keys is None else list(keys)
         taken = {key for key, holder in self.claims.holders(wanted).items() if holder.alive}
         for key in wanted:
             if key not in taken:
-                with translated(self.claims.folder):
+                with folder_errors(self.claims.folder):
                     claim = self.claims.take(key, on_takeover=self._note_death, token=token)
                 if claim is not None:
                     return claim
         return None
 
-    def bury(self, key: str, token: str) -> bool:
+    def release_dead(self, key: str, token: str) -> bool:
         """Free a run whose worker is known to be dead, though its last sign of life is fresh; whether it held it.
 
         token: of the dead worker's claim. A worker that is not dead after all finds out that the run is not its own.
@@ -225,7 +227,7 @@ class Study:
         holder = self.claims.holder(key)
         if holder is None or holder.token != token or holder.released:
             return False
-        with translated(self.claims.folder):
+        with folder_errors(self.claims.folder):
             claim = self.claims.take(key, on_takeover=self._note_death, dead=token)
         if claim is not None:
             claim.release()
@@ -242,7 +244,7 @@ class Study:
         *,
         stop: Callable[[], bool] = lambda: False,
         device: str | None = None,
-        say: Callable[[str], None] = print,
+        log: LogCallback = print,
         wait: bool = True,
     ) -> None:
         """Do missing runs in this process, one after another, until there is none or `stop` says so.
@@ -259,11 +261,9 @@ class Study:
             if claim is None:
                 time.sleep(POLL)
             else:
-                self.perform(claim, stop=stop, device=device, say=say)
+                self.perform(claim, stop=stop, device=device, log=log)
 
-    def perform(
-        self, claim: Claim, *, stop: Callable[[], bool], device: str | None, say: Callable[[str], None]
-    ) -> None:
+    def perform(self, claim: Claim, *, stop: Callable[[], bool], device: str | None, log: LogCallback) -> None:
         """Do one claimed run, unless it is done or given up by now. Whatever happens, the claim is given back."""
         key = claim.key
         try:
@@ -271,8 +271,8 @@ class Study:
                 claim.finish()
             elif key not in self._given_up():
                 if self.store.corrupt(key):
-                    say(f"corrupt result set aside as {self.store.set_aside(key)}")
-                result = self._run(claim, stop, device, say)
+                    log(f"corrupt result set aside as {self.store.set_aside(key)}")
+                result = self._run(claim, stop, device, log)
                 claim.check()
                 self.store.save(key, result)
                 claim.finish()
@@ -281,26 +281,26 @@ class Study:
         except FolderError:
             raise
         except Exception as error:
-            trouble = is_folder_trouble(error)
+            trouble = disk_error_behind(error)
             if trouble is not None:
                 raise folder_error(trouble, Path(trouble.filename or self.folder)) from error
             self.store.add_failure(key, f"{type(error).__name__}: {error}", traceback.format_exc())
-            say(f"{self.describe(key)} went wrong: {type(error).__name__}: {error}")
+            log(f"{self.describe(key)} went wrong: {type(error).__name__}: {error}")
         finally:
             claim.release()
 
-    def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None, say: Callable[[str], None]) -> Result:
+    def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None, log: LogCallback) -> Result:
         def progress(event: dict[str, Any]) -> None:
             if stop() or claim.lost:
                 raise Halt
             if "warning" in event:
-                say(f"{self.describe(claim.key)}: {event['warning']}")
-            self.store.tell(claim.key, event)
+                log(f"{self.describe(claim.key)}: {event['warning']}")
+            self.store.write_progress(claim.key, event)
             follower.progress(event)
 
         spec = self.runs[claim.key]
         folder = self.store.work(claim.key)
-        with translated(folder):
+        with folder_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with follow(
             self.settings.track,
@@ -309,7 +309,7 @@ class Study:
             project=self.folder.absolute().name,
             name=self.describe(claim.key),
             folder=self.folder,
-            say=say,
+            log=log,
         ) as follower:
             result = self.engine.run(spec, self.task, folder=folder, progress=progress, device=device)
             follower.result(result)

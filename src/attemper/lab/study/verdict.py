@@ -15,12 +15,12 @@ def verdict(rows: Sequence[Row], *, seeds: int, missing: int, failed: int = 0, c
     """A few sentences about the rows of a summary. The first says which recipes are better than the baseline."""
     baseline = next(row for row in rows if row["difference"] is None and row["recipe"] == "none")
     others = [row for row in rows if row is not baseline]
-    said = [
+    sentences = [
         *_completeness(missing, failed),
         *_comparison(baseline, others, seeds, confidence),
         *_divergence(rows, seeds),
     ]
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _completeness(missing: int, failed: int) -> list[str]:
@@ -42,19 +42,19 @@ def _comparison(baseline: Row, others: Sequence[Row], seeds: int, confidence: fl
         return _one_seed(name, compared)
     better = [row for row in compared if _significant(row) and row["difference"]["mean"] > 0]
     worse = [row for row in compared if _significant(row) and row["difference"]["mean"] < 0]
-    said = [
+    sentences = [
         _better(name, better, len(compared), confidence) if better else _none_better(name, compared, seeds, confidence)
     ]
     if worse:
-        said.append(f"{_list(worse)} {'is' if len(worse) == 1 else 'are'} worse than {name}.")
+        sentences.append(f"{_list(worse)} {'is' if len(worse) == 1 else 'are'} worse than {name}.")
     rest = len(compared) - len(better) - len(worse)
     if rest and (better or worse):
         others_ = "The other recipe" if rest == 1 else f"The other {rest} recipes"
-        said.append(f"{others_} cannot be told from {name} with {seeds} seeds.")
-    said += _without_spread(name, compared)
+        sentences.append(f"{others_} cannot be told from {name} with {seeds} seeds.")
+    sentences += _without_spread(name, compared)
     if seeds == 2:
-        said.append("Two seeds give very wide intervals; five would tell more.")
-    return said
+        sentences.append("Two seeds give very wide intervals; five would tell more.")
+    return sentences
 
 
 def _significant(row: Row) -> bool:
@@ -68,7 +68,7 @@ def _one_seed(name: str, compared: Sequence[Row]) -> list[str]:
     found = (
         f"{best['name']} came out highest, {points(gain)} above {name}"
         if gain > 0
-        else f"no recipe came out above {name}"
+        else "no recipe scored higher than the baseline"
     )
     return [f"One seed cannot tell a difference from chance: here {found}. Run at least three seeds, better five."]
 
@@ -86,29 +86,29 @@ def _better(name: str, better: Sequence[Row], compared: int, confidence: float) 
 
 def _none_better(name: str, compared: Sequence[Row], seeds: int, confidence: float) -> str:
     best = max(compared, key=lambda row: row["difference"]["mean"])
-    said = f"No recipe is better than {name} at this budget, as far as {seeds} seeds can tell"
+    sentence = f"No recipe is better than {name} at this budget, as far as {seeds} seeds can tell"
     if best["difference"]["mean"] <= 0:
-        return f"{said}; none came out above it."
+        return f"{sentence}; no recipe scored higher than the baseline."
     if best["difference"]["low"] is None:
-        return f"{said}."
-    return f"{said}: the highest, {best['name']}, differs by {_interval(best, confidence)}."
+        return f"{sentence}."
+    return f"{sentence}: the highest, {best['name']}, differs by {_interval(best, confidence)}."
 
 
 def _without_spread(name: str, compared: Sequence[Row]) -> list[str]:
     """Recipes that differ by the same amount on every seed: the test has nothing to measure chance with."""
     flat = [row for row in compared if row["difference"]["p"] is None and row["difference"]["seeds"] > 1]
     same = [row for row in flat if abs(row["difference"]["mean"]) < 1e-12]
-    said = []
+    sentences = []
     if same:
         scores = "scores" if len(same) == 1 else "score"
-        said.append(f"{_list(same)} {scores} exactly as {name} on every seed.")
+        sentences.append(f"{_list(same)} {scores} exactly as {name} on every seed.")
     for row in flat:
         if row not in same:
             amount = points(row["difference"]["mean"])
-            said.append(
+            sentences.append(
                 f"{row['name']} differs by {amount} on every seed alike, which leaves no spread to judge it by."
             )
-    return said
+    return sentences
 
 
 def _divergence(rows: Sequence[Row], seeds: int) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.base import ImageTask, InputShape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_tensors
 from attemper.lab.tasks.source import MemorySource
 

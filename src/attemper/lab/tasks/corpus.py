@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 
 __all__ = ["Corpora", "Corpus", "find_part", "read_corpora", "read_corpus"]

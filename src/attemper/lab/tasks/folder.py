@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.base import ImageTask, InputShape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.source import LazySource, MemorySource, Source
 from attemper.lab.tasks.split import FIXED, divide

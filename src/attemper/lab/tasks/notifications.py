@@ -1,22 +1,26 @@
-"""How tasks tell what takes time and what they left out, without knowing who listens."""
+"""Progress and notes of tasks while they open data, for whoever listens."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
-__all__ = ["DataWarning", "Listener", "Nobody", "collecting", "listening", "note", "progress"]
+__all__ = ["DataWarning", "Listener", "LogCallback", "Silent", "collecting", "listening", "note", "progress"]
+
+
+LogCallback = Callable[[str], None]
+"""Called with a line of text for people to read."""
 
 
 class DataWarning(UserWarning):
-    """Something about the data that a user should know, told where nobody listens."""
+    """Something about the data that a user should know, where there is no listener."""
 
 
 class Listener(Protocol):
-    """Somebody who wants to know while data is opened."""
+    """Shows progress and notes while data is opened."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """So many of the files of a step are done; called from 0 up to and including `total`."""
@@ -27,8 +31,8 @@ class Listener(Protocol):
         ...
 
 
-class Nobody:
-    """Hears everything and says nothing: for processes whose parent has told it already."""
+class Silent:
+    """Shows nothing: for processes whose parent has shown it already."""
 
     def progress(self, what: str, done: int, total: int) -> None: ...
 
@@ -40,7 +44,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """A stretch of code in which tasks tell this listener; without one, notes are Python warnings."""
+    """Context manager: inside it, this listener gets progress and notes; without one, notes are Python warnings."""
     token = _listener.set(listener)
     try:
         yield
@@ -65,20 +69,20 @@ class _Collecting:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[str]]:
-    """A stretch of code whose notes are put into a list, for whoever will show them in a better place."""
+    """Context manager: notes inside it are put into a list, to be shown in a better place."""
     collector = _Collecting(_listener.get())
     with listening(collector):
         yield collector.notes
 
 
 def progress(what: str, done: int, total: int) -> None:
-    """Tell how far a step is."""
+    """Report how far a step is."""
     if (listener := _listener.get()) is not None:
         listener.progress(what, done, total)
 
 
 def note(text: str) -> None:
-    """Tell a sentence."""
+    """Report something that a user should read."""
     if (listener := _listener.get()) is not None:
         listener.note(text)
     else:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.classification import Classification
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, parse_call, render_call
 from attemper.lab.entry_points import added, find_added
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import audio, cifar
 from attemper.lab.tasks.actions import open_actions, open_planted
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.digits import open_digits
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.folder import open_folder
 from attemper.lab.tasks.noise import open_noise
 from attemper.lab.tasks.notifications import collecting

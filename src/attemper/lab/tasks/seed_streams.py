@@ -30,7 +30,7 @@ def generator(seed: int, *path: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
-    """A stretch of code in which torch's CPU generator is another stream.
+    """Context manager: inside it, torch's CPU generator is another stream.
 
     `torch.manual_seed` would do the same to every GPU's generator, which belongs to the stochastic methods.
     """

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.corpus import Corpus
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.vocabulary import BEGIN, END, MARKS, PADDING, Level, Vocabulary, split
 from attemper.tempering.outputs import IGNORED
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.base import ImageTask, InputShape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.source import LazySource, MemorySource, Source
 

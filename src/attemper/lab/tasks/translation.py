@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.corpus import Corpora, Corpus, read_corpora
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.source import decode
 
 __all__ = ["Images", "read_images"]

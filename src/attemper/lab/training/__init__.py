@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper.lab.training.check import check_run
-    from attemper.lab.training.checkpoint import CHECKPOINT, StorageError
+    from attemper.lab.training.checkpoint import CHECKPOINT
     from attemper.lab.training.cost import Cost, step_costs
     from attemper.lab.training.loop import Progress, run
-    from attemper.lab.training.ranks import RankError, joined
+    from attemper.lab.training.ranks import joined
     from attemper.lab.training.spec import Budget, RunSpec
     from attemper.lab.training.teacher import settled
 
@@ -22,9 +22,7 @@ __all__ = [
     "Budget",
     "Cost",
     "Progress",
-    "RankError",
     "RunSpec",
-    "StorageError",
     "check_run",
     "joined",
     "run",
@@ -34,10 +32,10 @@ __all__ = [
 
 HOMES = {
     "check": ("check_run",),
-    "checkpoint": ("CHECKPOINT", "StorageError"),
+    "checkpoint": ("CHECKPOINT",),
     "cost": ("Cost", "step_costs"),
     "loop": ("Progress", "run"),
-    "ranks": ("RankError", "joined"),
+    "ranks": ("joined",),
     "spec": ("Budget", "RunSpec"),
     "teacher": ("settled",),
 }

@@ -7,8 +7,7 @@ import dataclasses
 import torch
 
 from attemper.errors import AttemperError, ParameterError
-from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.tasks.base import InputShape, Task
+from attemper.lab.tasks.base import Task
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import borrowed
 from attemper.lab.training.spec import RunSpec
@@ -22,12 +21,6 @@ def check_run(spec: RunSpec, task: Task) -> None:
     One step is made on two inputs of noise, on the CPU: a recipe that does not fit raises there at the latest.
     """
     task.augmentation(spec.budget.augment)
-    if spec.evaluate:
-        parse_suites(spec.evaluate)
-        if not isinstance(task.shape, InputShape):
-            raise ParameterError(
-                f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'."
-            )
     task.split(spec.seed, spec.budget.validation)
     plain = dataclasses.replace(spec.budget, compile=False, precision="float32")  # neither says what fits
     with borrowed():

@@ -258,7 +258,7 @@ class Average:
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """A stretch of code in which the model has the averaged weights."""
+        """Context manager: inside it, the model has the averaged weights."""
         kept = [tensor.detach().clone() for tensor in self.live]
         self._write(self.values)
         try:

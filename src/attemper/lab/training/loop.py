@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from attemper.lab.training.meter import Reading
 from attemper.lab.training.parallel import whole
 from attemper.lab.training.randomness import borrowed, seed_everything
 from attemper.lab.training.ranks import ALONE, Ranks, current
-from attemper.lab.training.run_state import Story
+from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import FORMAT, RunSpec
@@ -36,6 +36,19 @@ from attemper.probes.recording import IMAGES, Recorder
 __all__ = ["Progress", "choose_device", "run"]
 
 Progress = Callable[[dict[str, Any]], None]
+
+
+class Examine(Protocol):
+    """An evaluation of the test set for runs that ask for one, such as `attemper.lab.evaluation.runs.examine`.
+
+    It gives the metrics that every run has, and everything else that was measured. train: the metrics on the training
+    samples. alive: called now and then, so that whoever follows the run can stop it.
+    """
+
+    def __call__(
+        self, learner: Learner, task: Task, source: Source, spec: RunSpec, train: Metrics, alive: Callable[[], None]
+    ) -> tuple[Metrics, dict[str, Any]]: ...
+
 
 REPORT_EVERY = 0.25
 """Seconds between two events inside of an epoch."""
@@ -62,6 +75,7 @@ def run(
     progress: Progress | None = None,
     device: torch.device | str | None = None,
     probe_every: int | None = None,
+    examine: Examine | None = None,
 ) -> dict[str, Any]:
     """Train one model under one recipe and one seed, and measure it. Inside of `joined`, all ranks do so together.
 
@@ -74,11 +88,12 @@ def run(
     progress: called with an event at the end of every epoch, and a few times a second between.
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
+    examine: evaluates the test set for a run whose spec asks for it.
     """
     ranks = current()
     with borrowed():
         spec = settled(spec, task)
-        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks).finish()
+        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks, examine).finish()
 
 
 def choose_device(device: torch.device | str | None, ranks: Ranks = ALONE) -> torch.device:
@@ -111,6 +126,7 @@ class Run:
         device: torch.device,
         probe_every: int | None = None,
         ranks: Ranks = ALONE,
+        examine: Examine | None = None,
     ) -> None:
         self.begun = self.last_saved = self.last_report = self.trained_since = time.perf_counter()
         self.saving = 0.0
@@ -122,10 +138,16 @@ class Run:
         ranks.check_same("run or other data", self.key)
         if ranks.sharded:
             refuse_sharded(spec, probe_every)
+        if spec.evaluate and examine is None:
+            raise ParameterError(
+                f"evaluate is {','.join(spec.evaluate)!r}, and nothing evaluates it: give run() "
+                "examine=attemper.lab.evaluation.runs.examine."
+            )
+        self.examine = examine if spec.evaluate else None
         self.data = RunData(spec, task, device, ranks)
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
-        self.story = Story()
+        self.state = RunState()
         self.best: Mapping[str, Tensor] = self.learner.weights()
         self.interruptions = (
             None if folder is None else Interruptions(folder, self.key, spec.seed, self.learner, ranks, self.warn)
@@ -140,16 +162,16 @@ class Run:
         self.resume()
         self.learner.model.train()
         learn = fastest(self.learner, self.data, self.warn)
-        for epoch in range(self.story.epoch + 1, self.budget.epochs + 1):
-            if self.story.over:
+        for epoch in range(self.state.epoch + 1, self.budget.epochs + 1):
+            if self.state.over:
                 break
             reading = self.train(epoch, learn)
-            if self.story.over:
+            if self.state.over:
                 break
             self.learner.settle()
             validation = evaluate(self.learner, self.task, self.data.validation)
             self.record(epoch, reading, validation)
-            self.checkpoint(last=epoch == self.budget.epochs or self.story.over)
+            self.checkpoint(last=epoch == self.budget.epochs or self.state.over)
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
         result = self.result()
         return self.ranks.from_main(lambda: result)
@@ -157,7 +179,7 @@ class Run:
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
         self.trained_since = time.perf_counter()
-        done = self.story.batch
+        done = self.state.batch
         if not done:
             self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
@@ -174,14 +196,14 @@ class Run:
         reading = self.learner.meter.read()
         if reading.bad_batch is not None:
             step = (reading.bad_batch - 1) // self.data.accumulate + 1
-            self.story.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
+            self.state.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
         self.count_time()
         return reading
 
     def count_time(self) -> None:
         """Add what was spent on training since it was last counted."""
         now = time.perf_counter()
-        self.story.training_seconds += now - self.trained_since
+        self.state.training_seconds += now - self.trained_since
         self.trained_since = now
 
     def time_to_look(self, batch: int) -> bool:
@@ -198,7 +220,7 @@ class Run:
 
     def probe(self, recorder: Recorder, step: int) -> None:
         with self.learner.autocast():
-            self.story.probes += recorder.after(step)
+            self.state.probes += recorder.after(step)
 
     def rate(self, epoch: int, batch: int) -> float:
         step = (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
@@ -206,12 +228,12 @@ class Run:
 
     def record(self, epoch: int, reading: Reading, validation: Metrics) -> None:
         """Write an epoch down, and keep its weights if they are the best so far."""
-        story = self.story
-        story.epoch, story.batch = epoch, 0
+        state = self.state
+        state.epoch, state.batch = epoch, 0
         if validation["loss"] is None:  # the last step of all can break the weights after the last training loss
-            story.diverged = {"epoch": epoch, "step": self.data.steps_per_epoch, "loss": None}
+            state.diverged = {"epoch": epoch, "step": self.data.steps_per_epoch, "loss": None}
             return
-        story.curve.append(
+        state.curve.append(
             {
                 "epoch": epoch,
                 "lr": self.rate(epoch, self.data.batches_per_epoch),
@@ -221,9 +243,9 @@ class Run:
                 "validation": validation,
             }
         )
-        primary = [entry["validation"][self.task.primary] for entry in story.curve]
+        primary = [entry["validation"][self.task.primary] for entry in state.curve]
         if primary[-1] > max(primary[:-1], default=float("-inf")):
-            story.chosen = epoch
+            state.chosen = epoch
             self.best = self.learner.weights()
 
     def report(self, epoch: int, batch: int, loss: float, validation: Metrics | None = None, **more: Any) -> None:
@@ -241,7 +263,7 @@ class Run:
         )
 
     def warn(self, warning: str) -> None:
-        self.report(self.story.epoch, 0, float("nan"), warning=warning)
+        self.report(self.state.epoch, 0, float("nan"), warning=warning)
 
     # ------------------------------------------------------------------------------------------------- interruptions
     def checkpoint(self, last: bool) -> None:
@@ -259,14 +281,14 @@ class Run:
                 return
         if self.ranks.agreed(self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)):
             self.count_time()
-            self.story.batch = batch
+            self.state.batch = batch
             self.save()
             self.trained_since = time.perf_counter()
 
     def save(self) -> None:
         if self.interruptions is not None:
             begun = time.perf_counter()
-            self.interruptions.save(dataclasses.replace(self.story, seconds=self.seconds()), self.best)
+            self.interruptions.save(dataclasses.replace(self.state, seconds=self.seconds()), self.best)
             self.last_saved = time.perf_counter()
             self.saving = self.last_saved - begun
 
@@ -276,38 +298,38 @@ class Run:
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         if self.interruptions is not None and (found := self.interruptions.resume(self.best)) is not None:
-            self.story, self.best = found
+            self.state, self.best = found
 
     def seconds(self) -> float:
-        return self.story.seconds + time.perf_counter() - self.begun
+        return self.state.seconds + time.perf_counter() - self.begun
 
     # ---------------------------------------------------------------------------------------------------- the result
     def result(self) -> dict[str, Any]:
         """Measure the chosen epoch, on test for the first and only time."""
-        story, learner, task, data = self.story, self.learner, self.task, self.data
+        state, learner, task, data = self.state, self.learner, self.task, self.data
         learner.average = None
         learner.model.load_state_dict(self.best)
-        chosen = next((entry for entry in story.curve if entry["epoch"] == story.chosen), None)
+        chosen = next((entry for entry in state.curve if entry["epoch"] == state.chosen), None)
         validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
         train = evaluate(learner, task, data.measured_train())
         held_out = task.test().to(self.device)
-        test, evaluation = self.examine(held_out, train)
+        test, evaluation = self.measure_test(held_out, train)
         details = detail(learner, task, held_out)
         result = {
             "format": FORMAT,
             "key": self.key,
             "spec": self.spec.to_dict(),
             "fingerprint": task.fingerprint,
-            "status": "diverged" if story.over else "finished",
-            "diverged_at": story.diverged,
+            "status": "diverged" if state.over else "finished",
+            "diverged_at": state.diverged,
             "metric": task.primary,
-            "chosen_epoch": story.chosen,
+            "chosen_epoch": state.chosen,
             "train": train,
             "validation": validation,
             "test": test,
             **({} if details is None else {"test_details": details}),
-            "curve": story.curve,
-            "probes": story.probes,
+            "curve": state.curve,
+            "probes": state.probes,
             "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
             "parameters": sum(p.numel() for p in learner.model.parameters()),
             "timing": self.timing(),
@@ -320,18 +342,17 @@ class Run:
                 save_weights(self.folder, weights, self.spec, task.fingerprint)
         return result if evaluation is None else {**result, "evaluation": evaluation}
 
-    def examine(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
+    def measure_test(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
         """Metrics on the test set and, if the run asks for it, an evaluation from the same reading of it."""
-        if not self.spec.evaluate:
+        examine = self.examine
+        if examine is None:
             return evaluate(self.learner, self.task, source), None
-        from attemper.lab.evaluation.runs import examine
-
         return self.ranks.from_main(lambda: examine(self.learner, self.task, source, self.spec, train, self.still_here))
 
     def still_here(self) -> None:
         """Report, if it is time, that the run is under way after its last epoch: whoever listens may stop it."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
-            self.report(self.story.epoch, self.data.batches_per_epoch, float("nan"))
+            self.report(self.state.epoch, self.data.batches_per_epoch, float("nan"))
 
     def together(self) -> dict[str, str]:
         """How many ranks made the result, and how, where there was more than one."""
@@ -339,8 +360,8 @@ class Run:
         return {} if self.ranks.alone else {"ranks": f"{self.ranks.size}, {kind}"}
 
     def timing(self) -> dict[str, Any]:
-        images = self.story.epoch * self.data.images_per_epoch
-        trained = self.story.training_seconds
+        images = self.state.epoch * self.data.images_per_epoch
+        trained = self.state.training_seconds
         gpu = self.device.type == "cuda"
         return {
             "seconds": self.seconds(),

@@ -57,7 +57,7 @@ def connect(objective: Objective, ranks: Ranks, device: torch.device) -> nn.Modu
 
 @contextlib.contextmanager
 def without_sync(objective: nn.Module, model: nn.Module) -> Iterator[None]:
-    """A stretch of code whose gradients stay on their rank, to be added up before they are exchanged."""
+    """Context manager: gradients inside it stay on their rank, to be added up before they are exchanged."""
     from torch.distributed.fsdp import FSDPModule
 
     if isinstance(model, FSDPModule):

@@ -51,7 +51,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def borrowed() -> Iterator[None]:
-    """A stretch of code that may seed everything; afterwards the process draws on as if nothing had been."""
+    """Context manager: code inside it may seed everything; afterwards the process draws on as if nothing had been."""
     before = random_state()
     try:
         yield

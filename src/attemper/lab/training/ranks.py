@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from attemper.errors import AttemperError, ParameterError
+from attemper.errors import ParameterError
+from attemper.lab.errors import RankError
 
-__all__ = ["ALONE", "Parallel", "RankError", "Ranks", "current", "joined"]
+__all__ = ["ALONE", "Parallel", "Ranks", "current", "joined"]
 
 Parallel = Literal["ddp", "fsdp"]
 """ddp: every process has the whole model; fsdp: each keeps a part of its weights (FSDP2)."""
@@ -37,21 +38,17 @@ TIMEOUT = 600.0
 """Seconds that a rank waits for the others in an exchange, unless ATTEMPER_TIMEOUT says otherwise."""
 GRACE = 30.0
 """Seconds that a rank has to notice by itself that another one has stopped; then it is ended."""
-LOOK, SLOWEST_LOOK = 0.01, 0.25
-"""Seconds between two looks for what another rank has to say, at first and in the long run."""
+POLL, SLOWEST_POLL = 0.01, 0.25
+"""Seconds between two polls for a message of another rank, at first and in the long run."""
 PATIENCE = 2.0
-"""Seconds that a rank which stops waits for the others to say why, or to hear why."""
-FAILURE, HEARD = "failure", "heard"
-
-
-class RankError(AttemperError):
-    """Another rank stopped, or cannot be reached."""
+"""Seconds that a rank which stops waits for the reason of another one, or for the others to read its own."""
+FAILURE, READ = "failure", "read"
 
 
 class Ranks:
     """This process among those that train together.
 
-    rank: its number; 0 is the main one, which alone writes and speaks. local: its number on this machine.
+    rank: its number; 0 is the main one, which alone writes files and reports. local: its number on this machine.
     size: how many there are. sharded: whether each keeps a part of the weights.
     """
 
@@ -60,7 +57,7 @@ class Ranks:
     ) -> None:
         self.rank, self.size, self.local, self.sharded, self.timeout = rank, size, local, sharded, timeout
         self._generation = 0
-        self._said = 0
+        self._broadcasts = 0
         self._left = threading.Event()
         self._base: Store | None = None
 
@@ -110,29 +107,29 @@ class Ranks:
         """What the main rank makes; the others wait, as long as it takes and nobody fails."""
         if self.alone:
             return make()
-        self._said += 1
-        ready = f"said {self._said}"
+        self._broadcasts += 1
+        ready = f"broadcast {self._broadcasts}"
         box: list[Any] = [None]
         if self.main:
             box = [make()]
             self._store.set(ready, "")
         else:
-            pause = LOOK
+            pause = POLL
             while not self._store.check([ready]):
-                self._heed()
+                self._raise_failure()
                 time.sleep(pause)
-                pause = min(1.5 * pause, SLOWEST_LOOK)
+                pause = min(1.5 * pause, SLOWEST_POLL)
         dist.broadcast_object_list(box, src=0)
-        said: T = box[0]
-        return said
+        made: T = box[0]
+        return made
 
     def agreed(self, decision: bool) -> bool:
         """The main rank's decision, for all. One small exchange on the CPU: cheaper than `from_main`."""
         if self.alone:
             return decision
-        told = torch.tensor(int(decision))
-        self.overwrite([told])
-        return bool(told)
+        shared = torch.tensor(int(decision))
+        self.overwrite([shared])
+        return bool(shared)
 
     def overwrite(self, tensors: Sequence[Tensor]) -> None:
         """Put the main rank's values into these tensors of every rank."""
@@ -160,7 +157,7 @@ class Ranks:
         """Connect to the others; called again after a failure, it connects anew."""
         self._base = base or self._base
         self._generation += 1
-        self._said = 0
+        self._broadcasts = 0
         self._left = threading.Event()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -172,14 +169,14 @@ class Ranks:
         threading.Thread(target=self._watch, args=(self._store.clone(), self._left), daemon=True).start()
 
     def leave(self) -> None:
-        """Close the connections. Whoever waits for this rank hears of it at once."""
+        """Close the connections. Ranks that wait for this one notice at once."""
         self._left.set()
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @contextlib.contextmanager
-    def speaking_up(self) -> Iterator[None]:
-        """A stretch of code that fails on all ranks if it fails on one, and with its message."""
+    def failing_together(self) -> Iterator[None]:
+        """Context manager: code inside it fails on all ranks if it fails on one, and with its message."""
         if self.alone:
             yield
             return
@@ -189,13 +186,13 @@ class Ranks:
             first = self._first_failure(error)
             self.leave()
             if first["rank"] is not None:
-                self._be_heard()
+                self._await_readers()
             if first["rank"] == self.rank or isinstance(error, KeyboardInterrupt):
                 raise
             raise RankError(_words(first)) from error
 
     def _first_failure(self, error: BaseException) -> Mapping[str, Any]:
-        """Tell the others why this rank stops, unless one of them stopped before; whichever came first."""
+        """The failure that came first: this rank's, which the others can now read, or that of another one."""
         lost = _is_lost_connection(error)
         own: dict[str, Any] = {"rank": self.rank, "text": f"{type(error).__name__}: {error}"}
         if lost:
@@ -210,12 +207,12 @@ class Ranks:
         except RuntimeError:  # the store is gone as well, and with it whoever kept it
             return own
 
-    def _be_heard(self) -> None:
-        """Let the others read what the store holds: it may go with the main process."""
+    def _await_readers(self) -> None:
+        """Wait until the others have read the failure: the store may go with the main process."""
         with contextlib.suppress(RuntimeError):
-            self._store.add(HEARD, 1)
+            self._store.add(READ, 1)
             if self.main:
-                self._wait_until(lambda: self._store.add(HEARD, 0) == self.size)
+                self._wait_until(lambda: self._store.add(READ, 0) == self.size)
 
     def _failure(self) -> Mapping[str, Any] | None:
         if not self._store.check([FAILURE]):
@@ -226,9 +223,9 @@ class Ranks:
     def _wait_until(self, happened: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE
         while not happened() and time.monotonic() < until:
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
-    def _heed(self) -> None:
+    def _raise_failure(self) -> None:
         if (failure := self._failure()) is not None:
             raise RankError(_words(failure))
 
@@ -314,7 +311,7 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
     _meet(ranks, environment)
     before = _joined.set(ranks)
     try:
-        with ranks.speaking_up():
+        with ranks.failing_together():
             yield ranks
             ranks.sum(torch.zeros(()))  # nobody goes, and with rank 0 maybe the store, while another still listens
     finally:

@@ -1,16 +1,16 @@
-"""What has happened in a run so far: all of its result that is not a weight."""
+"""The state of a run: all of its result so far that is not a weight."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-__all__ = ["Story"]
+__all__ = ["RunState"]
 
 
 @dataclasses.dataclass
-class Story:
-    """The part of a run that is behind it."""
+class RunState:
+    """How far a run is, and what it has measured so far."""
 
     epoch: int = 0
     """The last epoch that was finished."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.lab.training.checkpoint import DamagedError, StorageError
+from attemper.lab.errors import DamagedError, StorageError
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.spec import RunSpec
 

@@ -135,7 +135,7 @@ class Budget:
             raise ParameterError(f"{name} is {getattr(self, name)!r}; it must be {allowed}.")
 
     def _check_teacher(self) -> None:
-        """An option that could not have any effect is refused: it would be a slip of the pen."""
+        """An option that could not have any effect is refused: it would be a typo."""
         if self.teacher is not None:
             try:
                 text = render_call(*parse_call(self.teacher))

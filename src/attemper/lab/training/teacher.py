@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import attemper
-from attemper.errors import ParameterError
+from attemper.errors import ParameterError, UnreadableError
+from attemper.files import Weights, read_weights
 from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.models import build_model
 from attemper.lab.models.libraries import from_timm
+from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.base import InputShape, Shape, Task
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.spec import Budget, RunSpec
@@ -74,7 +75,8 @@ def _open(text: str, weights: str | None, shape: Shape) -> tuple[nn.Module, str]
                 raise ParameterError(f"teacher is '{text}', and '{weights}' says that it holds a '{trained}'.")
             teacher = build_model(text, shape)
             attemper.apply(teacher, recipe)  # some methods compute in eval mode too: the teacher is what was trained
-            _fill(teacher, given, text, weights, shape)
+            _check_classes(teacher, given, text, shape)
+            load_weights(teacher, given, of=f"the teacher '{text}'")
         teacher.eval().requires_grad_(False)
         _check_predictions(teacher, text, shape)
     return teacher, _hash(teacher, recipe)
@@ -94,43 +96,30 @@ def _from_library(text: str, shape: Shape) -> nn.Module:
     return from_timm(model, shape, options, pretrained=pretrained)
 
 
-def _read(path: str) -> tuple[dict[str, Tensor], str | None, str]:
-    """Weights in a safetensors file, and the model and recipe that they belong to where a run has written it."""
-    from safetensors import SafetensorError, safe_open
-
+def _read(path: str) -> tuple[Weights, str | None, str]:
+    """Weights in a file, and the model and recipe that they belong to where a run has written it."""
     try:
-        with safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ParameterError(f"teacher_weights is '{path}', which cannot be read as safetensors: {error}.") from error
+        weights = read_weights(path)
+    except UnreadableError as error:
+        raise UnreadableError(f"teacher_weights: {error}") from error
     try:
-        spec = json.loads(notes["spec"])
+        spec = json.loads(weights.notes["spec"])
         return weights, render_call(*parse_call(spec["model"])), str(spec["recipe"])
     except (KeyError, TypeError, ValueError):  # somebody else's file
         return weights, None, "none"
 
 
-def _fill(teacher: nn.Module, weights: Mapping[str, Tensor], text: str, path: str, shape: Shape) -> None:
-    """Load weights; those of another model are refused by name and shape, and another number of classes by that."""
-    own = teacher.state_dict()
-    if other := set(own) ^ set(weights):
-        name = min(other)
-        where = f"only in '{path}'" if name in weights else f"not in '{path}'"
-        raise ParameterError(f"The weights are not those of the teacher '{text}': '{name}' is {where}.")
-    for name, value in own.items():
-        found, wanted = tuple(weights[name].shape), tuple(value.shape)
-        if found == wanted:
-            continue
-        if wanted[:1] == (shape.classes,) and found[1:] == wanted[1:]:
-            raise ParameterError(
-                f"The weights '{path}' of the teacher '{text}' tell {found[0]} classes apart, and the task has "
-                f"{shape.classes}."
-            )
+def _check_classes(teacher: nn.Module, weights: Weights, text: str, shape: Shape) -> None:
+    """Raise if the weights are the teacher's, but for another number of classes."""
+    own, given = teacher.state_dict(), weights.tensors
+    if set(own) != set(given):
+        return
+    other = [(given[name].shape, value.shape) for name, value in own.items() if given[name].shape != value.shape]
+    if other and all(wanted[:1] == (shape.classes,) and found[1:] == wanted[1:] for found, wanted in other):
         raise ParameterError(
-            f"The weights '{path}' are not those of the teacher '{text}': '{name}' is {found} and must be {wanted}."
+            f"The weights '{weights.path}' of the teacher '{text}' tell {other[0][0][0]} classes apart, and the task "
+            f"has {shape.classes}."
         )
-    teacher.load_state_dict(dict(weights))
 
 
 @torch.no_grad()

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["Timing", "read_database"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.videos import Array
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["FeatureFiles", "InMemory", "load_array", "load_json", "open_npz"]
 

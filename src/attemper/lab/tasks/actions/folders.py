@@ -10,12 +10,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.actionformer import Timing, read_database
 from attemper.lab.tasks.actions.arrays import load_json
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.sessions import TARGETS, info_of, read_sessions
 from attemper.lab.tasks.actions.videos import Videos
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["FolderOptions", "read_folder"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import FeatureFiles
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["ENDINGS", "Inputs"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import InMemory, open_npz
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Array, Video, Videos
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["read_npz"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from attemper.errors import ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.folders import FolderOptions, read_folder
 from attemper.lab.tasks.actions.npz import read_npz
 from attemper.lab.tasks.actions.task import ActionTask
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["open_actions"]
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import load_array
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Array, Video, of_runs
-from attemper.lab.tasks.errors import DataError
 
 __all__ = ["TARGETS", "info_of", "read_sessions"]
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import source as memory
 from attemper.lab.tasks.actions.detection import Segments, find_segments, per_frame_map, segment_map
 from attemper.lab.tasks.actions.videos import Array, Video, Videos
@@ -27,7 +28,6 @@ from attemper.lab.tasks.actions.windows import (
 from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.base import SequenceShape
 from attemper.lab.tasks.classification import BATCH, Metrics
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide

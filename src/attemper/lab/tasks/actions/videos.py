@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from attemper.errors import suggestion
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 
 __all__ = ["AMBIGUOUS", "BACKGROUND", "Annotator", "Array", "Features", "Video", "Videos", "of_runs"]

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import FeatureFiles
 from attemper.lab.tasks.actions.videos import Array, Video
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.source import LazySource
 
 __all__ = ["Bank", "LabelSets", "MemoryWindows", "StreamedWindows", "Timeline", "WindowReader", "Windows", "cut"]

@@ -1,19 +1,18 @@
-"""Files that hold what took long to compute: whole or absent, checked when they are read."""
+"""Files that hold what took long to compute: written atomically, checked when they are read."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from attemper.lab.tasks.errors import DataError
+from attemper.files import atomic_file, atomic_write, remove_parts
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.notifications import note
 
 __all__ = ["FOLDER", "Cache", "Growing"]
@@ -26,22 +25,20 @@ PIECE = 2**24
 
 
 class Growing:
-    """A data file that is being written; it and its description appear when it is closed, and not before."""
+    """A data file that is being written, and the hash of what is in it so far."""
 
-    def __init__(self, cache: Cache, key: str, file: BinaryIO, part: Path) -> None:
-        self._cache, self._key, self._file, self._part = cache, key, file, part
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._hash = hashlib.sha256()
+        self.meta: dict[str, Any] = {}
+        """What describes the data; whoever writes fills it in."""
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
         self._hash.update(data)
 
-    def close(self, meta: dict[str, Any]) -> None:
-        """Put the file in its place, then what describes it."""
-        self._file.close()
-        self._part.replace(self._cache.data(self._key))
-        text = json.dumps({**meta, "sha256": self._hash.hexdigest()})
-        self._cache.write_text(self._cache.meta(self._key), text)
+    def described(self) -> str:
+        return json.dumps({**self.meta, "sha256": self._hash.hexdigest()})
 
 
 class Cache:
@@ -64,7 +61,8 @@ class Cache:
             return None
 
     def write_stamp(self, stamps: str, key: str) -> None:
-        self.write_text(self.folder / f"{stamps}.stamp", key)
+        with self._data_errors():
+            atomic_write(self.folder / f"{stamps}.stamp", key, durable=False)
 
     def read(self, key: str, size: int) -> tuple[dict[str, Any], np.ndarray[Any, Any]] | None:
         """What describes the data, and the data as bytes, mapped into memory; None where there is none to be used.
@@ -95,7 +93,7 @@ class Cache:
         number = 1
         while any(self.folder.glob(f"{key}.*.corrupt-{number}")):
             number += 1
-        with self._translated():
+        with self._data_errors():
             for path in (self.meta(key), self.data(key)):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.with_name(f"{path.name}.corrupt-{number}"))
@@ -103,39 +101,17 @@ class Cache:
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[Growing]:
-        """A data file to write into; nothing is left of one that is not closed."""
-        part = self._part(self.data(key))
-        with self._translated():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            try:
-                with part.open("wb") as file:
-                    yield Growing(self, key, file, part)
-            finally:
-                part.unlink(missing_ok=True)
-
-    def write_text(self, path: Path, text: str) -> None:
-        """Write a small file so that it is whole or absent."""
-        part = self._part(path)
-        with self._translated():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_text(text, encoding="utf-8")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-
-    def _part(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-
-    def _sweep(self) -> None:
-        for part in self.folder.glob(".*.part"):
-            with contextlib.suppress(OSError):
-                if time.time() - part.stat().st_mtime > FORGOTTEN:
-                    part.unlink()
+        """Context manager: a data file to write into, and when the block ends without an error, what describes it."""
+        with self._data_errors():
+            remove_parts(self.folder, older_than=FORGOTTEN)
+            with atomic_file(self.data(key), durable=False) as file:
+                growing = Growing(file)
+                yield growing
+            atomic_write(self.meta(key), growing.described(), durable=False)
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _data_errors(self) -> Iterator[None]:
+        """Context manager: an `OSError` inside it becomes a `DataError`."""
         try:
             yield
         except OSError as error:

@@ -6,8 +6,8 @@ import csv
 import dataclasses
 from pathlib import Path
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.reading import ENDINGS
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.folder import TEST_FOLDERS
 
 __all__ = ["Clip", "Listing", "list_esc50", "list_folder"]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.listing import Listing, list_esc50, list_folder
 from attemper.lab.tasks.audio.preparing import Prepared, Settings, prepare
 from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_shape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.notifications import note
 

@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.cache import Cache
 from attemper.lab.tasks.audio.listing import Listing
-from attemper.lab.tasks.audio.reading import UnreadableError, load_soundfile, read
+from attemper.lab.tasks.audio.reading import load_soundfile, read
 from attemper.lab.tasks.audio.signal import FRAMES_PER_SECOND, log_mel, resample
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import progress
 
@@ -166,7 +167,7 @@ def _make(cache: Cache, key: str, listing: Listing, settings: Settings) -> None:
             equal.append(seen.setdefault(hashlib.sha256(data).digest(), len(rows)))
             rows.append(index)
             file.write(data)
-        file.close({"rows": rows, "equal": equal, "problems": problems})
+        file.meta = {"rows": rows, "equal": equal, "problems": problems}
 
 
 def _told(what: str, names: list[str], made: Iterator[Made]) -> Iterator[tuple[str, Made]]:

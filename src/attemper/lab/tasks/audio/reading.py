@@ -8,18 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.errors import DataError
+from attemper.errors import UnreadableError
+from attemper.lab.errors import DataError
 
-__all__ = ["ENDINGS", "UnreadableError", "load_soundfile", "read"]
+__all__ = ["ENDINGS", "load_soundfile", "read"]
 
 ENDINGS = (
     *(".wav", ".au", ".snd", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".caf", ".w64"),
     *(".m4a", ".aac", ".wma"),  # nothing here reads them: they are tried so that they are named, not passed over
 )
-
-
-class UnreadableError(Exception):
-    """Why a file has no sound in it, in a few words."""
 
 
 def load_soundfile() -> Any:

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.augment import spectrogram_kinds
 from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.base import SequenceShape
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source, channel_statistics
 from attemper.lab.tasks.split import FIXED, divide

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.streaming.order import Selection
 from attemper.lab.tasks.streaming.rowgroups import no_class

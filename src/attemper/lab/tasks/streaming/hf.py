@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.arrow import ArrowStore
 from attemper.lab.tasks.streaming.rowgroups import RowGroupStore, open_row_groups

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
 from attemper.lab.tasks.augment import Augmentation
 from attemper.lab.tasks.seed_streams import drawing_from
 
-__all__ = ["DEVIATION", "MEAN", "Preparation", "UnreadableError"]
+__all__ = ["DEVIATION", "MEAN", "Preparation"]
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels of ImageNet, from 0 to 1: what timm takes for data of which it knows nothing else."""
@@ -96,10 +97,6 @@ class Preparation:
         return (inputs[0] * deviation + mean).round().clamp(0, 255).byte()
 
 
-class UnreadableError(Exception):
-    """Bytes that are not an image."""
-
-
 def decode(data: bytes) -> Any:
     """An image file as Pillow's image, in colours."""
     from PIL import Image
@@ -113,7 +110,7 @@ def decode(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A stretch of code in which torch, Python and numpy draw from one stream; timm's transforms use all of them."""
+    """Context manager: inside it, torch, Python and numpy draw from one stream; timm's transforms use all of them."""
     python, words = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from attemper.errors import suggestion
-from attemper.lab.tasks.errors import DataError
+from attemper.files import atomic_write
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.streaming.order import BUFFER, LANES, Selection
-from attemper.lab.tasks.streaming.scan_files import CACHE, look_through, write_whole
+from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
 
 __all__ = ["RowGroupStore", "no_class", "open_row_groups"]
 
@@ -221,7 +222,7 @@ def _footers(files: Sequence[str], root: Path) -> list[list[list[int]]]:
             return known
     found = look_through("Reading what the parquet files hold", files, _footer)
     with contextlib.suppress(OSError):  # then they are read again the next time
-        write_whole(cache, lambda opened: opened.write(json.dumps(found).encode()))
+        atomic_write(cache, json.dumps(found), durable=False)
     return found
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from attemper.lab.tasks.notifications import progress
 
-__all__ = ["CACHE", "look_through", "write_whole"]
+__all__ = ["CACHE", "look_through"]
 
 CACHE = ".attemper-cache"
 """Under the data root."""
@@ -38,15 +36,3 @@ def look_through(what: str, files: Sequence[File], look: Callable[[File], Found]
             pool.shutdown(cancel_futures=True)
             raise
     return found
-
-
-def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that it is whole or absent; what goes wrong is an `OSError`."""
-    part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with part.open("wb") as opened:
-            write(opened)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)

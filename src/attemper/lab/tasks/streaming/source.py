@@ -23,12 +23,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augmentation
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.seed_streams import derive
 from attemper.lab.tasks.source import start_method
 from attemper.lab.tasks.streaming.order import EpochOrder, Selection
-from attemper.lab.tasks.streaming.pixels import DEVIATION, MEAN, Preparation, UnreadableError
+from attemper.lab.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
 
 __all__ = ["Store", "StreamSource", "default_workers"]
 

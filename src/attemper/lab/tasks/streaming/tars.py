@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.errors import DataError
+from attemper.files import atomic_file
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.streaming.order import Selection
-from attemper.lab.tasks.streaming.scan_files import CACHE, look_through, write_whole
+from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
 
 __all__ = ["TarStore", "index_shards"]
 
@@ -151,7 +152,8 @@ def _stamp(shard: Path) -> tuple[int, int]:
 def _remembered(index: Index, file: Path) -> Index:
     """The index, mapped from its file if that can be written."""
     try:
-        write_whole(file, lambda opened: np.save(opened, index))
+        with atomic_file(file, durable=False) as opened:
+            np.save(opened, index)
         mapped: Index = np.load(file, mmap_mode="r")
         return mapped
     except OSError as error:

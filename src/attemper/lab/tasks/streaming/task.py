@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.classification import Classification
-from attemper.lab.tasks.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.streaming.order import Selection

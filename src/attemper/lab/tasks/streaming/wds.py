@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attemper.lab.tasks.errors import DataError
+from attemper.lab.errors import DataError, NoShardError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.tars import Members, TarStore, index_shards
 from attemper.lab.tasks.streaming.task import StreamTask, need, open_parts
@@ -130,10 +130,6 @@ class Place:
         return Part(tuple(found))
 
 
-class NoShardError(DataError):
-    """There is no shard of that name."""
-
-
 def is_pattern(text: str) -> bool:
     return text.endswith(".tar") or "{" in text
 
@@ -205,7 +201,7 @@ def _parts_of(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A stretch of code in which timm does not warn that there is no `_info.json`: it need not be there."""
+    """Context manager: inside it, timm does not warn that there is no `_info.json`, which is optional."""
     logger = logging.getLogger("timm.data.readers.reader_wds")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""From what a run tells of its progress to what trackers log."""
+"""From the progress events of a run to what trackers log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.base import TrackedRun, Tracker
 from attemper.lab.tracking.registry import make_tracker
 from attemper.lab.training.schedule import learning_rate
@@ -15,20 +16,18 @@ from attemper.lab.training.spec import RunSpec
 
 __all__ = ["Follower", "follow"]
 
-Say = Callable[[str], None]
-
 
 @contextlib.contextmanager
 def follow(
-    trackers: Sequence[str], spec: RunSpec, *, key: str, project: str, name: str, folder: Path, say: Say
+    trackers: Sequence[str], spec: RunSpec, *, key: str, project: str, name: str, folder: Path, log: LogCallback
 ) -> Iterator[Follower]:
     """Have trackers follow a run as long as the block lasts.
 
     trackers: their names; none at all is fine.
-    folder: where they may put files. say: told of trackers that do not work.
+    folder: where they may put files. log: called when a tracker stops working.
     """
     run = TrackedRun(project=project, name=name, key=key, config=flat(spec), folder=folder)
-    follower = Follower(trackers, run, spec, say)
+    follower = Follower(trackers, run, spec, log)
     try:
         yield follower
     finally:
@@ -38,14 +37,14 @@ def follow(
 class Follower:
     """Passes a run's progress on to trackers. One that fails is left out from then on, and the run goes on."""
 
-    def __init__(self, names: Sequence[str], run: TrackedRun, spec: RunSpec, say: Say) -> None:
-        self._names, self._run, self._spec, self._say = list(names), run, spec, say
+    def __init__(self, names: Sequence[str], run: TrackedRun, spec: RunSpec, log: LogCallback) -> None:
+        self._names, self._run, self._spec, self._log = list(names), run, spec, log
         self._trackers: dict[str, Tracker] = {}
         self._started = False
         self._end: dict[str, float] = {}
 
     def progress(self, event: Mapping[str, Any]) -> None:
-        """An event of the run, as `attemper.lab.training.run` tells it."""
+        """An event of the run, as `attemper.lab.training.run` reports it."""
         if not self._names or "warning" in event:
             return
         step = (event["epoch"] - 1) * event["steps"] + event["step"]
@@ -89,7 +88,7 @@ class Follower:
             yield
         except Exception as error:
             self._trackers.pop(name, None)
-            self._say(f"{self._run.name} is no longer tracked by {name}: {type(error).__name__}: {error}")
+            self._log(f"{self._run.name} is no longer tracked by {name}: {type(error).__name__}: {error}")
 
 
 def values_of(event: Mapping[str, Any], spec: RunSpec) -> dict[str, float]:

@@ -1,0 +1,51 @@
+"""Sentences for what a file system refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from attemper.lab.errors import FolderError, UnreadableFolderError
+
+__all__ = ["disk_error_behind", "folder_error", "folder_errors", "unreadable"]
+
+REASONS = {
+    errno.ENOSPC: "no space is left on the disk; make room and run the same command again",
+    errno.EDQUOT: "your disk quota is used up; make room and run the same command again",
+    errno.EROFS: "the file system is read-only; choose a folder that you may write to",
+    errno.EACCES: "permission is denied; choose a folder that you may write to",
+    errno.EPERM: "permission is denied; choose a folder that you may write to",
+    errno.ENOTDIR: "a part of this path is a file, not a folder",
+}
+FULL_OR_LOCKED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def folder_error(error: OSError, path: Path) -> FolderError:
+    """The same error as a sentence, with the path that it is about."""
+    reason = REASONS.get(error.errno or 0, error.strerror or str(error))
+    return FolderError(f"{path} cannot be written: {reason}.")
+
+
+def unreadable(path: Path, error: Exception) -> UnreadableFolderError:
+    """For a file that can be made again."""
+    return UnreadableFolderError(f"{path} cannot be read ({error}); remove it and run the same command again.")
+
+
+def disk_error_behind(error: BaseException | None) -> OSError | None:
+    """The full disk or read-only file system that caused an error, if that is what it comes from."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL_OR_LOCKED:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextlib.contextmanager
+def folder_errors(path: Path) -> Iterator[None]:
+    """Context manager: an `OSError` inside it becomes a `FolderError`."""
+    try:
+        yield
+    except OSError as error:
+        raise folder_error(error, path) from error
