@@ -9,7 +9,7 @@ help:
 	@echo "make test     install, lint, check types and run the tests"
 	@echo "make slow     the tests that make test leaves out: more of the same, on more models"
 	@echo "make quick    the tests without the model matrix"
-	@echo "make lint     ruff"
+	@echo "make lint     ruff, and which room may import which"
 	@echo "make types    mypy, strict"
 	@echo "make compare  compare eight recipes on digits: a table and a page, in about three minutes"
 	@echo "make format   let ruff rewrite the sources"
@@ -27,6 +27,7 @@ install: .venv/installed
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: install
 	$(BIN)/mypy
@@ -52,4 +53,4 @@ bench: install
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .import_linter_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

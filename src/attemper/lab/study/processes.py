@@ -17,9 +17,9 @@ import torch
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
-from attemper.lab.study.executor import Deaths, WorkerConfig
 from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
+from attemper.lab.study.workers import Deaths, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["Processes", "cores", "gpu_memory", "runs_per_gpu"]

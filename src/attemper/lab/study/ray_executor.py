@@ -21,11 +21,11 @@ from typing import Any
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
-from attemper.lab.study.executor import Deaths, WorkerConfig
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import Study
+from attemper.lab.study.workers import Deaths, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["RayCluster"]
