@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes a minute begins first: at the end, one process would wait for the other."""
     items.sort(key=lambda item: "test_kernels_in_the_interpreter" not in item.nodeid)
     _thin_matrices(items)
+    _thin_cases(items)
+
+
+SAMPLE = 4
+"""One in so many cases of a test in Triton's interpreter runs under `make test`."""
+
+
+def _thin_cases(items: list[pytest.Item]) -> None:
+    """Mark as slow all but a sample of the cases for Triton's interpreter, at least one of each test."""
+    seen: set[str] = set()
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        if item.path.name.endswith("_cases.py") and test in seen and zlib.crc32(case.encode()) % SAMPLE:
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
 
 
 def _thin_matrices(items: list[pytest.Item]) -> None:

@@ -84,6 +84,7 @@ def test_inductor_draws_eagers_masks_in_forward_and_backward() -> None:
     assert_compiled_is_eager(tempered(vit, SCHEDULED)[0], vit, backend="inductor", fullgraph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf-bert", "nn-encoder"])
 def test_inductor_draws_eagers_masks(name: str) -> None:
     model, _ = tempered(family(name), SCHEDULED)

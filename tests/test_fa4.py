@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -26,24 +24,15 @@ from attemper.ops.call import make_call
 from attemper.ops.choice import preference
 from attemper.ops.perturbation import Perturbation, rescue
 from attemper.ops.stream import keep_mask, threshold
+from interpreter import in_parts, needs_triton, run_cases
 
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_everything_round_the_kernels() -> None:
-    # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", str(TESTS / "fa4_cases.py"), *options],
-        env={**environment, "TRITON_INTERPRET": "1"},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+@needs_triton
+@in_parts
+def test_everything_round_the_kernels(part: str) -> None:
+    run_cases("fa4_cases.py", part)
 
 
 @pytest.mark.skipif(fa4.INSTALLED != fa4.VERSION, reason=f"flash-attn-4 {fa4.VERSION} is not installed")

@@ -200,7 +200,10 @@ def die_at(batch: int) -> None:
     Learner.learn = counting  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("parallel", "epochs", "kills"), [("ddp", 2, ((1, 4), (0, 13))), ("fsdp", 1, ((1, 6),))])
+@pytest.mark.parametrize(
+    ("parallel", "epochs", "kills"),
+    [("ddp", 2, ((1, 4), (0, 13))), pytest.param("fsdp", 1, ((1, 6),), marks=pytest.mark.slow)],
+)
 def test_ranks_that_are_killed_inside_of_an_epoch_end_with_the_same_bits(
     parallel: str, epochs: int, kills: tuple[tuple[int, int], ...], tmp_path: Path
 ) -> None:

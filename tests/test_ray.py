@@ -82,6 +82,7 @@ class Killer(Recorder):
             open_gate(self.study.folder)
 
 
+@pytest.mark.slow
 def test_a_study_whose_node_dies_half_way_ends_with_the_results_of_an_undisturbed_one(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ class Impatient(Recorder):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_ctrl_c_calls_the_runs_back_and_frees_them(cluster: Any, tmp_path: Path) -> None:
     study = Study(tmp_path, make_plan(), engine=FakeEngine(pause=0.5))
     with pytest.raises(StoppedError, match="Nothing is lost: run the same command"):

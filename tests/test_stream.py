@@ -299,7 +299,7 @@ def draws_and_masks():
     return first, second, *masks, keep_mask(second, (2, 3, 17, 33), 0.3)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_code_draws_the_seeds_and_masks_of_eager_code(backend):
     compiled = torch.compile(draws_and_masks, backend=backend, fullgraph=True)
     for _ in range(2):

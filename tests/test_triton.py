@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,46 +15,23 @@ from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops.call import make_call
 from attemper.ops.outside_softmax import refuse_keys
 from attemper.ops.perturbation import Perturbation
+from interpreter import in_parts, needs_triton, run_cases
 
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
+@in_parts
 @pytest.mark.parametrize(
     "cases",
     [
-        "triton_keys_cases.py",
-        "triton_penalised_cases.py",
-        pytest.param("triton_packed_cases.py", marks=pytest.mark.slow),
-        "triton_penalty_cases.py triton_hardmask_cases.py",
-        pytest.param("triton_maxima_cases.py", marks=pytest.mark.slow),
         "triton_cases.py triton_mask_cases.py triton_whole_cases.py",
+        "triton_penalty_cases.py triton_hardmask_cases.py triton_maxima_cases.py",
+        "triton_keys_cases.py triton_penalised_cases.py triton_packed_cases.py",
     ],
 )
-def test_kernels_in_the_interpreter(cases: str) -> None:
-    # Triton decides whether to interpret when it is imported, so the cases need a process of their own.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *(str(TESTS / file) for file in cases.split()),
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
-    result = subprocess.run(
-        command,
-        env={**environment, "TRITON_INTERPRET": "1"},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_kernels_in_the_interpreter(cases: str, part: str) -> None:
+    run_cases(cases, part)
 
 
 def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
