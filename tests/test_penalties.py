@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.errors import ConflictError, UnmetError
-from attemper.tempering.interception import AttentionAction
+from attemper.tempering.attention import AttentionAction
 from attemper.tempering.subclassing import is_tempered, state_of
 from families import FAMILIES, build, call
 

@@ -16,7 +16,7 @@ import attemper
 from attemper import Tempered
 from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, UnmetError
 from attemper.methods import DropAttention, DropKey
-from attemper.tempering import interception
+from attemper.tempering import attention
 from contracts import COMPOSED, SCHEDULED, assert_same, evaluate, fingerprint, original, tempered, train
 from families import VIT, call, family, image, timm_model
 
@@ -133,11 +133,11 @@ def test_set_rate_says_so_where_it_would_do_nothing() -> None:
 
 
 def test_rate_zero_never_enters_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(interception.AttentionInterceptor):
+    class Closed(attention.AttentionInterceptor):
         def __enter__(self) -> Any:
             raise AssertionError("a mode was entered")
 
-    monkeypatch.setattr(interception, "AttentionInterceptor", Closed)
+    monkeypatch.setattr(attention, "AttentionInterceptor", Closed)
     model, handle = tempered(HAND_WRITTEN, "dropkey(0) + dropattention(0, schedule=decreasing)")
     assert_same(train(model, HAND_WRITTEN), train(original(HAND_WRITTEN), HAND_WRITTEN))
     evaluate(model, HAND_WRITTEN)

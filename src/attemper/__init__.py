@@ -43,11 +43,13 @@ HOMES = {
 }
 """Where a public name lives: it is loaded when it is first asked for, so that nothing waits for torch without need."""
 
+ROOMS = ("errors", "files", "kernels", "methods", "ops", "probes", "recipe", "sites", "tempering")
+
 
 def __getattr__(name: str) -> Any:
     if name in HOMES:
         value = getattr(importlib.import_module(HOMES[name]), name)
-    elif name in ("errors", "methods"):
+    elif name in ROOMS:
         value = importlib.import_module(f"attemper.{name}")
     else:
         raise AttributeError(f"module 'attemper' has no attribute '{name}'")

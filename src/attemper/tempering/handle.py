@@ -19,7 +19,7 @@ from attemper.errors import (
 from attemper.methods.base import Method, Scheduled
 from attemper.methods.kinds import LossTerm
 from attemper.recipe import describe
-from attemper.tempering.interception import AttentionAction
+from attemper.tempering.attention import AttentionAction
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, Entry, When
 from attemper.tempering.subclassing import Action, is_tempered, restore, state_of

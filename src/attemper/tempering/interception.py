@@ -8,8 +8,7 @@ at all: even an empty one would switch off `nn.TransformerEncoder`'s fast path a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,86 +16,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ConflictError, UnmetError, UnsupportedError
-from attemper.methods.base import Method, Place
-from attemper.methods.kinds import AttentionRecord, Penalty, WeightMap
+from attemper.methods.kinds import AttentionRecord, Penalty
 from attemper.ops.call import Call, make_call
 from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
-from attemper.sites import Projections
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.padding import hides_some_from_others, real_tokens
-from attemper.tempering.penalties import Control, Entry
-from attemper.tempering.subclassing import Action
+from attemper.tempering.penalties import Entry
 
-__all__ = ["AttentionAction", "AttentionInterceptor"]
+if TYPE_CHECKING:
+    from attemper.tempering.attention import AttentionAction
 
-
-@dataclass
-class AttentionAction(Action):
-    """Everything that acts inside one attention module."""
-
-    control: Control
-    place: Place
-    impl: str
-    projections: Projections | None
-    perturbations: tuple[Method, ...]
-    """Those that perturb the attention call, as they act here, rates resolved."""
-    penalties: tuple[Method, ...] = ()
-    weight_maps: tuple[Method, ...] = ()
-    watchers: tuple[str, ...] = ()
-    """The methods that ask which tokens are padding, or that mix tokens, which causal attention does not allow."""
-    mixers: tuple[str, ...] = ()
-    """Those of them that mix tokens."""
-    follows_entry: str | None = None
-    """A method that asked for padding before this attention, the first one, could tell."""
-    looked: bool = False
-    """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
-    active: tuple[Perturbation, ...] = field(init=False)
-    """The perturbations that do something: a rate of zero costs nothing."""
-    packs: bool = field(init=False)
-    """Whether one projection gives Q, K and V together."""
-
-    def __post_init__(self) -> None:
-        self.packs = self.projections is not None and self.projections.packed
-        self._set_active()
-
-    def _set_active(self) -> None:
-        self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
-        self.maps = tuple(m for m in self.weight_maps if isinstance(m, WeightMap) and not m.idle)
-
-    def resolve(self, methods: dict[str, Method]) -> None:
-        self.perturbations = tuple(methods[m.name].at(self.place) for m in self.perturbations)
-        self.weight_maps = tuple(methods[m.name].at(self.place) for m in self.weight_maps)
-        self._set_active()
-
-    def acts(self, training: bool) -> bool:
-        on = self.control.on(training)
-        if on and (self.active or self.maps):
-            return True
-        if self.penalties and self.control.penalises(training):
-            return True
-        return len(self.watchers) > 0 and self.control.when != "never"
-
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        calls = AttentionInterceptor(self, module)
-        with calls:
-            out = forward(*args, **kwargs)
-        if calls.waiting:
-            raise UnmetError(
-                f"'{self.place.name}' ({type(module).__name__}) did not multiply its attention weights with values "
-                "in a way that was seen: its penalties cannot be taken. Leave it out with targets=."
-            )
-        if calls.met == 0:
-            raise UnmetError(
-                f"'{self.place.name}' ({type(module).__name__}) ran in training mode, but computed no attention by "
-                "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D "
-                "logits: the recipe would have had no effect. A Transformers model may need "
-                "attn_implementation='sdpa'; otherwise leave the module out with targets=."
-            )
-        return out
+__all__ = ["AttentionInterceptor"]
 
 
 class AttentionInterceptor(TorchFunctionMode):

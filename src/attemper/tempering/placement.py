@@ -24,9 +24,9 @@ from attemper.methods.kinds import (
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 from attemper.sites import AttentionSite, MlpSite, Sites
+from attemper.tempering.attention import AttentionAction
 from attemper.tempering.composition import check_composition
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.interception import AttentionAction
 from attemper.tempering.layers import (
     BlockAction,
     Layout,
