@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.hits import fills_zero, hard_way, hit_logits, hit_weights, same_way, weights_of
-from attemper.kernels.attention.penalty_gradients import pulled_by_logits, pulled_by_values, pulls_of
+from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of_head
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -131,11 +131,11 @@ def key_step(
 def key_tile(
     first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n, dv_ptr, dv_n,
     words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-    mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
+    mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, penalties,
     EDGE_N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one key tile, summed over the query heads of its group."""
     keys = first + tl.arange(0, BN)
@@ -179,8 +179,8 @@ def key_tile(
         there = (keys < without_last(nk, mask_ptr))[:, None]
         dk = tl.where(there, dk, 0.0)
         dv = tl.where(there, dv, 0.0)
-    dk = pulled_by_logits(dk * scale, k, pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-    dv = pulled_by_values(dv, v_ptr, keys, v_n, nk, pulls, EV, BEV, PULLS, BIAS)
+    dk = add_logit_penalty(dk * scale, k, penalties, 1, E, BE, PRECISION, PENALTY, BIAS)
+    dv = add_value_penalty(dv, v_ptr, keys, v_n, nk, penalties, EV, BEV, PENALTY, BIAS)
     store_tile(dk_ptr, dk, keys, dk_n, nk, E, BE, EDGE_N)
     store_tile(dv_ptr, dv, keys, dv_n, nk, EV, BEV, EDGE_N)
 
@@ -219,11 +219,11 @@ def query_step(
 def query_tile(
     first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n,
     words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-    nq, nk, scale, scale_log2, pulls,
+    nq, nk, scale, scale_log2, penalties,
     EDGE_M: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """dQ of one query tile."""
     queries = first + tl.arange(0, BM)
@@ -268,7 +268,7 @@ def query_tile(
             nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
             E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-    dq = pulled_by_logits(dq * scale, q, pulls, 0, E, BE, PRECISION, PULLS, BIAS)
+    dq = add_logit_penalty(dq * scale, q, penalties, 0, E, BE, PRECISION, PENALTY, BIAS)
     store_tile(dq_ptr, dq, queries, dq_n, nq, E, BE, EDGE_M)
 
 
@@ -284,7 +284,7 @@ def backward_kernel(
     QUERY_M: tl.constexpr, QUERY_N: tl.constexpr, QUERY_TAIL_M: tl.constexpr, QUERY_TAIL_N: tl.constexpr,
     GROUP: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × key head × (key tiles, then the query tiles of the group's heads), tiles fastest."""
     if NQ > 0:
@@ -304,7 +304,7 @@ def backward_kernel(
     h = (key_head % key_heads).to(tl.int64)
     k_ptr += b * k_b + h * k_h
     v_ptr += b * v_b + h * v_h
-    pulls = pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
+    penalties = penalties_of_head(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
     if tile < key_tiles:
         first = tile * KEY_N
         head = b * heads + h * group
@@ -321,17 +321,17 @@ def backward_kernel(
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, penalties,
                 False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                PENALTY, BIAS,
             )  # fmt: skip
         else:
             key_tile(
                 first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
                 dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
+                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, penalties,
                 True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                PENALTY, BIAS,
             )  # fmt: skip
     else:
         tile -= key_tiles
@@ -350,15 +350,15 @@ def backward_kernel(
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
                 pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-                nq, nk, scale, scale_log2, pulls,
+                nq, nk, scale, scale_log2, penalties,
                 False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                PENALTY, BIAS,
             )  # fmt: skip
         else:
             query_tile(
                 first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
                 pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-                nq, nk, scale, scale_log2, pulls,
+                nq, nk, scale, scale_log2, penalties,
                 True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                PENALTY, BIAS,
             )  # fmt: skip

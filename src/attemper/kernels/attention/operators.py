@@ -17,11 +17,11 @@ from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
-    Pulls,
+    PenaltyGradients,
     mask_arguments,
     on_device,
+    penalty_gradient_arguments,
     precision,
-    pull_arguments,
     tops_arguments,
     unit_stride,
 )
@@ -143,11 +143,12 @@ def _backward(
 def backward_into(
     grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
     flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
-    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *, pulls: Pulls | None = None,
+    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *,
+    penalty_gradients: PenaltyGradients | None = None,
 ) -> None:  # fmt: skip
     """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side.
 
-    pulls: what penalties add to them.
+    penalty_gradients: what penalties add to them.
     """
     from attemper.kernels.attention.backward import backward_kernel, delta_kernel
     from attemper.kernels.attention.repair import spared_kernel
@@ -172,14 +173,14 @@ def backward_into(
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
-    pulling, pull_constants = pull_arguments(pulls, stats)
+    penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
     small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None) if static and group == 1 else None
     if small is not None:
         with on_device(q):
             whole_kernel[(batch * heads,)](
-                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known, *pulling,
+                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known, *penalty_tensors,
                 *read, *out.stride()[:3], *dq.stride()[:3], *keyed, heads, scale, scale * LOG2E,
-                **constants, **pull_constants, NQ=nq, NK=nk, DROP=table is not None,
+                **constants, **penalty_constants, NQ=nq, NK=nk, DROP=table is not None,
                 BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
                 num_warps=small.warps, num_stages=1, maxnreg=small.registers,
             )  # fmt: skip
@@ -194,8 +195,8 @@ def backward_into(
             EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
         )  # fmt: skip
         backward_kernel[(batch * k.shape[1] * tiles,)](
-            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *pulling,
-            *read, *dq.stride()[:3], *keyed, *sizes, **constants, **pull_constants,
+            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *penalty_tensors,
+            *read, *dq.stride()[:3], *keyed, *sizes, **constants, **penalty_constants,
             NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m,
             KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),

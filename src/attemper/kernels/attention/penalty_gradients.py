@@ -1,8 +1,8 @@
 """What penalties on Q, K and V add to their gradients, where attention's own are about to be written.
 
-A penalty on V pulls every value towards its bias, by a factor times their difference. One on the logits pulls queries
-by a factor times (Q − b)·KᵀK, and keys in the same way, with Gram matrices that were made in forward. To add either in
-a pass of its own would mean to read and write the gradients of Q, K and V once more.
+The penalty ‖V − b‖² adds a factor times V − b to dV. The penalty ‖(Q − b)(K − b)ᵀ‖² on the logits adds a factor times
+(Q − b)·KᵀK to dQ, and likewise to dK, with Gram matrices that were made in forward. To add either in a pass of its own
+would mean to read and write the gradients of Q, K and V once more.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -13,44 +13,46 @@ import triton.language as tl
 
 
 @triton.jit
-def pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E: tl.constexpr):
+def penalties_of_head(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E: tl.constexpr):
     """A tuple for the functions below: factors; the bias of V, Gram matrices and shifts of a head; their distance."""
     grams_ptr += (b * heads + h) * 2 * E * E
     return factors_ptr, bias_ptr + (2 * heads + h) * E, grams_ptr, shifts_ptr + (2 * b * heads + h) * E, heads * E
 
 
 @triton.jit
-def pulled_by_values(
-    dv, v_ptr, keys, v_n, nk, pulls, EV: tl.constexpr, BEV: tl.constexpr, PULLS: tl.constexpr, BIAS: tl.constexpr
+def add_value_penalty(
+    dv, v_ptr, keys, v_n, nk, penalties, EV: tl.constexpr, BEV: tl.constexpr, PENALTY: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
-    """dV of a tile, and what a penalty on V adds. V is read again: to keep it for so long would take registers.
+    """dV of a tile with what a penalty on V adds. V is read again: to keep it for so long would take registers.
 
-    PULLS: "none", "values", "logits" or "both". BIAS: the projection has one, which is not penalised.
+    PENALTY: on what there is one, "none", "values", "logits" or "both".
+    BIAS: the projection has one, which is not penalised.
     """
-    if PULLS == "values" or PULLS == "both":
+    if PENALTY == "values" or PENALTY == "both":
         columns = tl.arange(0, BEV)
         inside = (keys[:, None] < nk) & (columns[None, :] < EV)
         # That the tile may leave the cache now also tells the compiler that it is not the load from before.
         at = v_ptr + keys[:, None] * v_n + columns[None, :]
         v = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if BIAS:
-            v -= tl.load(pulls[1] + columns, mask=columns < EV, other=0.0).to(tl.float32)[None, :]
-        dv += tl.load(pulls[0]) * v
+            v -= tl.load(penalties[1] + columns, mask=columns < EV, other=0.0).to(tl.float32)[None, :]
+        dv += tl.load(penalties[0]) * v
     return dv
 
 
 @triton.jit
-def pulled_by_logits(
-    grad, x, pulls, SIDE: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+def add_logit_penalty(
+    grad, x, penalties, SIDE: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """dQ (SIDE 0) or dK (1) of a tile, and what a penalty on the logits adds. x: the tile of Q or K, bias and all."""
-    if PULLS == "logits" or PULLS == "both":
+    """dQ (SIDE 0) or dK (1) of a tile with what a penalty on the logits adds. x: the tile of Q or K, bias and all."""
+    if PENALTY == "logits" or PENALTY == "both":
         columns = tl.arange(0, BE)
-        at = pulls[2] + SIDE * E * E + columns[:, None] * E + columns[None, :]
+        at = penalties[2] + SIDE * E * E + columns[:, None] * E + columns[None, :]
         gram = tl.load(at, mask=(columns[:, None] < E) & (columns[None, :] < E), other=0.0)
-        pull = tl.dot(x, gram, input_precision=PRECISION)
+        product = tl.dot(x, gram, input_precision=PRECISION)
         if BIAS:
-            pull -= tl.load(pulls[3] + SIDE * pulls[4] + columns, mask=columns < E, other=0.0)[None, :]
-        grad += tl.load(pulls[0] + (PULLS == "both")) * pull
+            product -= tl.load(penalties[3] + SIDE * penalties[4] + columns, mask=columns < E, other=0.0)[None, :]
+        grad += tl.load(penalties[0] + (PENALTY == "both")) * product
     return grad

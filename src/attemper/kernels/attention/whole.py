@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import score_gradients
-from attemper.kernels.attention.penalty_gradients import pulled_by_logits, pulled_by_values, pulls_of
+from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of_head
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -118,7 +118,7 @@ def whole_kernel(
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, TAIL_M: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Grid: sample × head. BM queries and BN keys are a tile, TAIL_M and TAIL_N what is left; 0: nothing is."""
     head = tl.program_id(0)
@@ -134,7 +134,7 @@ def whole_kernel(
     dv_ptr += b * dv_b + h * dv_h
     mask_ptr += b * mask_b + h * mask_h
     tops_ptr += b * tops_b + h * tops_h
-    pulls = pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
+    penalties = penalties_of_head(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
     groups = groups_of(NQ)
     flags_ptr += head.to(tl.int64) * groups
     at = head.to(tl.int64) * groups * FLAG_ROWS
@@ -176,8 +176,8 @@ def whole_kernel(
             limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
             True, edge_n, DROP, HARD, CAUSAL, MASK, PRECISION,
         )  # fmt: skip
-    dk = pulled_by_logits(dk * scale, column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-    dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
+    dk = add_logit_penalty(dk * scale, column[1], penalties, 1, E, BE, PRECISION, PENALTY, BIAS)
+    dv = add_value_penalty(dv, v_ptr, keys, v_n, NK, penalties, EV, BEV, PENALTY, BIAS)
     store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, edge_n)
     store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, edge_n)
     if TAIL_N > 0:
@@ -195,15 +195,15 @@ def whole_kernel(
                 True, True, DROP, HARD, CAUSAL, MASK, PRECISION,
             )  # fmt: skip
         keys = BN + tl.arange(0, TAIL_N)
-        dk = pulled_by_logits(dk * scale, last_column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-        dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
+        dk = add_logit_penalty(dk * scale, last_column[1], penalties, 1, E, BE, PRECISION, PENALTY, BIAS)
+        dv = add_value_penalty(dv, v_ptr, keys, v_n, NK, penalties, EV, BEV, PENALTY, BIAS)
         store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, True)
         store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, True)
-    dq = pulled_by_logits(dq * scale, row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
+    dq = add_logit_penalty(dq * scale, row[1], penalties, 0, E, BE, PRECISION, PENALTY, BIAS)
     store_tile(dq_ptr, dq, queries, dq_n, NQ, E, BE, edge_m)
     if TAIL_M > 0:
         queries = BM + tl.arange(0, TAIL_M)
-        last_dq = pulled_by_logits(last_dq * scale, last_row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
+        last_dq = add_logit_penalty(last_dq * scale, last_row[1], penalties, 0, E, BE, PRECISION, PENALTY, BIAS)
         store_tile(dq_ptr, last_dq, queries, dq_n, NQ, E, BE, True)
     if DROP:
         for group in range(groups):

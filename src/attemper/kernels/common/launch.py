@@ -14,11 +14,11 @@ __all__ = [
     "DEVICES",
     "FLAG_ROWS",
     "LOG2E",
-    "Pulls",
+    "PenaltyGradients",
     "mask_arguments",
     "on_device",
+    "penalty_gradient_arguments",
     "precision",
-    "pull_arguments",
     "tops_arguments",
     "unit_stride",
 ]
@@ -61,8 +61,8 @@ def tops_arguments(tops: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, .
 
 
 @dataclass(frozen=True)
-class Pulls:
-    """What penalties add to the gradients of Q, K and V, where they have the same heads (see `pulls.py`).
+class PenaltyGradients:
+    """What penalties add to the gradients of Q, K and V, where they have the same heads (see `penalty_gradients.py`).
 
     factors: float32, one for each penalty, that on V first.
     bias: (3 · H · e), of Q, K and V; None: they have none.
@@ -78,14 +78,16 @@ class Pulls:
     values: bool
 
 
-def pull_arguments(pulls: Pulls | None, like: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Pulls as kernels take them: four tensors, and constants. like: a tensor to point at where there are none."""
-    if pulls is None:
-        return (like, like, like, like), {"PULLS": "none", "BIAS": False}
-    logits = pulls.grams is not None
-    kind = "both" if logits and pulls.values else "logits" if logits else "values"
-    bias, grams = (like if t is None else t for t in (pulls.bias, pulls.grams))
-    return (pulls.factors, bias, grams, pulls.shifts), {"PULLS": kind, "BIAS": pulls.bias is not None}
+def penalty_gradient_arguments(
+    given: PenaltyGradients | None, like: Tensor
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Penalty gradients as kernels take them: four tensors, and constants. like: what to point at without any."""
+    if given is None:
+        return (like, like, like, like), {"PENALTY": "none", "BIAS": False}
+    logits = given.grams is not None
+    kind = "both" if logits and given.values else "logits" if logits else "values"
+    bias, grams = (like if t is None else t for t in (given.bias, given.grams))
+    return (given.factors, bias, grams, given.shifts), {"PENALTY": kind, "BIAS": given.bias is not None}
 
 
 def precision() -> str:

@@ -1,4 +1,4 @@
-"""The kernels behind `library.py`. Every program owns some tokens of one head and reads what it needs of the others."""
+"""The kernels behind `operators.py`. A program owns some tokens of one head and reads what it needs of the others."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # mypy: disable-error-code=assignment

@@ -1,4 +1,4 @@
-"""The kernels behind `library.py` and `outputs.py`. Of logits, one program has one head of one sample."""
+"""The kernels behind `logits.py` and `outputs.py`. Of logits, one program has one head of one sample."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
@@ -64,7 +64,7 @@ def grams_kernel(
     q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, out_ptr, grams_ptr, sums_ptr, shifts_ptr, x_b, x_n, heads, n,
     BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What `forward_kernel` gives, and what backward would need of it: see `library.squares_and_grams`.
+    """What `forward_kernel` gives, and what backward would need of it: see `logits.squares_and_grams`.
 
     Q and K lie side by side. Grid: sample × head, heads fastest, from the last to the first: attention's forward pass
     came before, and what it read last is in the cache.
