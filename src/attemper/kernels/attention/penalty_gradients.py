@@ -8,51 +8,65 @@ would mean to read and write the gradients of Q, K and V once more.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Penalties(NamedTuple):
+    """Penalties on one sample and head.
+
+    factors_ptr: a factor for each penalty, that on V first. bias_ptr: the bias of V. grams_ptr: KᵀK, then QᵀQ.
+    shifts_ptr, stride: b_q·KᵀK, and `stride` further b_k·QᵀQ.
+    """
+
+    factors_ptr: Any
+    bias_ptr: Any
+    grams_ptr: Any
+    shifts_ptr: Any
+    stride: Any
+
+
 @triton.jit
-def penalties_of_head(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E: tl.constexpr):
-    """A tuple for the functions below: factors; the bias of V, Gram matrices and shifts of a head; their distance."""
+def penalties_of(penalties, b, h, heads, E: tl.constexpr):
+    """`Penalties` of a sample and head. penalties: factors, biases, Gram matrices and shifts of all."""
+    factors_ptr, bias_ptr, grams_ptr, shifts_ptr = penalties
     grams_ptr += (b * heads + h) * 2 * E * E
-    return factors_ptr, bias_ptr + (2 * heads + h) * E, grams_ptr, shifts_ptr + (2 * b * heads + h) * E, heads * E
+    bias_ptr += (2 * heads + h) * E
+    shifts_ptr += (2 * b * heads + h) * E
+    return Penalties(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, heads * E)
 
 
 @triton.jit
-def add_value_penalty(
-    dv, v_ptr, keys, v_n, nk, penalties, EV: tl.constexpr, BEV: tl.constexpr, PENALTY: tl.constexpr,
-    BIAS: tl.constexpr,
-):  # fmt: skip
+def add_value_penalty(dv, v, keys, nk, penalties, options, PENALTY: tl.constexpr, BIAS: tl.constexpr):
     """dV of a tile with what a penalty on V adds. V is read again: to keep it for so long would take registers.
 
-    PENALTY: on what there is one, "none", "values", "logits" or "both".
+    v: the `Rows` of V. PENALTY: on what there is one, "none", "values", "logits" or "both".
     BIAS: the projection has one, which is not penalised.
     """
     if PENALTY == "values" or PENALTY == "both":
-        columns = tl.arange(0, BEV)
-        inside = (keys[:, None] < nk) & (columns[None, :] < EV)
+        columns = tl.arange(0, options.BEV)
+        inside = (keys[:, None] < nk) & (columns[None, :] < options.EV)
         # That the tile may leave the cache now also tells the compiler that it is not the load from before.
-        at = v_ptr + keys[:, None] * v_n + columns[None, :]
-        v = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        at = v.ptr + keys[:, None] * v.stride + columns[None, :]
+        tile = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if BIAS:
-            v -= tl.load(penalties[1] + columns, mask=columns < EV, other=0.0).to(tl.float32)[None, :]
-        dv += tl.load(penalties[0]) * v
+            tile -= tl.load(penalties.bias_ptr + columns, mask=columns < options.EV, other=0.0).to(tl.float32)[None, :]
+        dv += tl.load(penalties.factors_ptr) * tile
     return dv
 
 
 @triton.jit
-def add_logit_penalty(
-    grad, x, penalties, SIDE: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, PRECISION: tl.constexpr,
-    PENALTY: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
+def add_logit_penalty(grad, x, penalties, options, SIDE: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr):
     """dQ (SIDE 0) or dK (1) of a tile with what a penalty on the logits adds. x: the tile of Q or K, bias and all."""
     if PENALTY == "logits" or PENALTY == "both":
-        columns = tl.arange(0, BE)
-        at = penalties[2] + SIDE * E * E + columns[:, None] * E + columns[None, :]
-        gram = tl.load(at, mask=(columns[:, None] < E) & (columns[None, :] < E), other=0.0)
-        product = tl.dot(x, gram, input_precision=PRECISION)
+        columns = tl.arange(0, options.BE)
+        at = penalties.grams_ptr + SIDE * options.E * options.E + columns[:, None] * options.E + columns[None, :]
+        gram = tl.load(at, mask=(columns[:, None] < options.E) & (columns[None, :] < options.E), other=0.0)
+        product = tl.dot(x, gram, input_precision=options.PRECISION)
         if BIAS:
-            product -= tl.load(penalties[3] + SIDE * penalties[4] + columns, mask=columns < E, other=0.0)[None, :]
-        grad += tl.load(penalties[0] + (PENALTY == "both")) * product
+            shifts_ptr = penalties.shifts_ptr + SIDE * penalties.stride
+            product -= tl.load(shifts_ptr + columns, mask=columns < options.E, other=0.0)[None, :]
+        grad += tl.load(penalties.factors_ptr + (PENALTY == "both")) * product
     return grad

@@ -1,4 +1,4 @@
-"""What every launch needs: layouts, strides and the device."""
+"""What every launch needs: arguments in groups (see `groups.py`), and the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "on_device",
     "penalty_gradient_arguments",
     "precision",
-    "tops_arguments",
+    "strided",
     "unit_stride",
 ]
 
@@ -39,25 +39,31 @@ def unit_stride(t: Tensor) -> Tensor:
     return t.contiguous() if (t.stride(3) != 1 and t.shape[3] > 1) or far else t
 
 
+def strided(t: Tensor) -> tuple[Any, ...]:
+    """A tensor (B, H, N, e) as kernels take it: its elements, and its strides along samples, heads and tokens."""
+    return (t, *t.stride()[:3])
+
+
 def _broadcast_strides(t: Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
-def mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...], str]:
-    """A mask as kernels take it: elements, four strides (0 along axes that it is the same for), kind."""
+def mask_arguments(mask: Tensor | None, tops: Tensor | None, like: Tensor) -> tuple[tuple[Any, ...], str]:
+    """A mask as kernels take it, and its kind (`groups.Mask`). like: what to point at where there is none.
+
+    It comes as its elements, four strides (0 along axes that it is the same for), and in the same way its row tops.
+    """
     if mask is None:
-        return q, (0, 0, 0, 0), "none"
+        return (like, 0, 0, 0, 0, like, 0, 0, 0), "none"
+    elements, kind = mask, "bias"
     strides = _broadcast_strides(mask)
     if mask.dtype == torch.uint8:
-        return mask, strides, "last"
-    if mask.dtype != torch.bool:
-        return mask, strides, "bias"
-    return mask.view(torch.uint8), strides, "full" if strides[2] else "keys"
-
-
-def tops_arguments(tops: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The row tops of an additive mask as kernels take them: elements and three strides."""
-    return (q, (0, 0, 0)) if tops is None else (tops, _broadcast_strides(tops))
+        kind = "last"
+    elif mask.dtype == torch.bool:
+        elements, kind = mask.view(torch.uint8), "full" if strides[2] else "keys"
+    if tops is None:
+        return (elements, *strides, like, 0, 0, 0), kind
+    return (elements, *strides, tops, *_broadcast_strides(tops)), kind
 
 
 @dataclass(frozen=True)
