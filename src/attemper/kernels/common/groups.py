@@ -1,9 +1,11 @@
 """Arguments of kernels and of the functions inside them, in groups.
 
 A launch passes plain tuples, such as a tensor with its strides. Triton takes tuples apart when it compiles, and
-specialises on what is in them (a stride that 16 divides, a size of 1) as on single arguments. So the machine code is
-the same, and binding a few tuples takes half as long as binding forty numbers. Named tuples would take twice as long as
-plain ones, so a kernel itself makes the groups below, which stand at one sample and head.
+specialises on what is in them (a stride that 16 divides, a size of 1) as on single arguments, so the machine code is
+the same. Named tuples take longer to bind at a launch, so a kernel itself makes the groups below, which stand at one
+sample and head.
+
+A launch argument that is not to be specialised on must stand alone: `do_not_specialize` does not reach into tuples.
 
 `Options` groups compile-time constants. Triton makes numbers of constants that are assigned to a variable, so options
 are made in the call of a function and only passed on from there, never assigned or returned.
