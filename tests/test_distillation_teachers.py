@@ -88,11 +88,11 @@ def test_a_teacher_without_weights_is_refused() -> None:
 
 def test_a_teacher_of_another_number_of_classes_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path / "t", classes=7)
-    with pytest.raises(ParameterError, match="tell 7 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match="are for 7 classes, and the task has 10"):
         check_run(spec(teacher_weights=file), open_task(TASK))
-    with pytest.raises(ParameterError, match=r"regnety_160\.deit_in1k tell 1000 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match=r"regnety_160\.deit_in1k are for 1000 classes, and the task has 10"):
         check_run(spec(teacher="timm:regnety_160.deit_in1k(pretrained=true)"), open_task(TASK))
-    with pytest.raises(ParameterError, match="tells 7 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match="predicts 7 classes, and the task has 10"):
         check_run(spec(teacher="timm:resnet10t(pretrained=false, num_classes=7)"), open_task(TASK))
 
 

@@ -85,7 +85,7 @@ def judge(folder: Path, ours: set[int], theirs: set[int]) -> None:
 
 @contextlib.contextmanager
 def beacon(folder: Path) -> Iterator[Path]:
-    """A file that is there as long as the block runs. Gives its path: whoever shares the folder sees it."""
+    """A file that is there as long as the block runs. Gives its path: every machine that shares the folder sees it."""
     path = folder / f".beacon-{secrets.token_hex(4)}"
     with folder_errors(path):
         path.touch(exist_ok=False)

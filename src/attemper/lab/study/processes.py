@@ -205,7 +205,7 @@ class ProcessPool:
 
 def serve(pipe: Connection, config: WorkerConfig) -> None:
     """What a worker process does, from start to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent tells us what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what to do
     torch.set_num_threads(config.threads)
     stop = threading.Event()
     threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()

@@ -65,7 +65,7 @@ def open_translation(
     length: tokens of a sentence at most; None: those of the longest training sentence.
     words: so many of the most frequent words of each language are known; None: all that occur more than once.
     scored: validation BLEU is computed on so many sentences, since decoding takes its time; test BLEU on all.
-    train, test: keep only so many pairs, the same ones for everybody.
+    train, test: keep only so many pairs, always the same ones.
     """
     folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
     if folder is None:
@@ -97,7 +97,7 @@ def make_task(
     language: str = "",
 ) -> TranslationTask:
     """A task of some corpora. The training text alone decides about vocabularies and lengths."""
-    make_scorer(language)  # so that what it lacks is said now, not after the first epoch
+    make_scorer(language)  # so that a missing package is an error now, not after the first epoch
     if level not in ("word", "char"):
         raise ParameterError(f"'{name}': level is {level!r}; it must be word or char.")
     training, held = corpora.train, corpora.test

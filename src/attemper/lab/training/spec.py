@@ -149,7 +149,7 @@ class Budget:
     def to_dict(self) -> dict[str, Any]:
         """The budget as plain data. Fields that came later are left out where they say nothing.
 
-        So whatever a budget could say before is still said in the same words, and runs keep the keys that they had.
+        So a budget without newer options is written as before, and runs keep their keys.
         """
         whole = dataclasses.asdict(self)
         return {name: value for name, value in whole.items() if name not in LATER or value != getattr(Budget, name)}
@@ -166,7 +166,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One training run, complete: whoever has the same data gets the same result from it."""
+    """One training run, complete: with the same data it gives the same result."""
 
     task: str
     """Such as 'digits' or 'cifar10'; where the files lie on this machine is not part of it."""

@@ -51,8 +51,8 @@ def untrained(budget: Budget) -> Budget:
 def open_teacher(budget: Budget, shape: Shape) -> nn.Module:
     """The budget's teacher with its weights, on the CPU, in eval mode and without gradients.
 
-    Raises unless it has weights, they are those of `teacher_hash` where the budget has one, and it tells as many
-    classes apart as the task has. `timm:NAME(pretrained=false)` stands for an untrained one, to measure times with.
+    Raises unless it has weights, they are those of `teacher_hash` where the budget has one, and it predicts as many
+    classes as the task has. `timm:NAME(pretrained=false)` stands for an untrained one, to measure times with.
     """
     assert budget.teacher is not None
     teacher, found = _open(budget.teacher, budget.teacher_weights, shape)
@@ -117,7 +117,7 @@ def _check_classes(teacher: nn.Module, weights: Weights, text: str, shape: Shape
     other = [(given[name].shape, value.shape) for name, value in own.items() if given[name].shape != value.shape]
     if other and all(wanted[:1] == (shape.classes,) and found[1:] == wanted[1:] for found, wanted in other):
         raise ParameterError(
-            f"The weights '{weights.path}' of the teacher '{text}' tell {other[0][0][0]} classes apart, and the task "
+            f"The weights '{weights.path}' of the teacher '{text}' are for {other[0][0][0]} classes, and the task "
             f"has {shape.classes}."
         )
 
@@ -132,7 +132,7 @@ def _check_predictions(teacher: nn.Module, text: str, shape: Shape) -> None:
     if given == (2, shape.classes):
         return
     if len(given) == 2:
-        raise ParameterError(f"The teacher '{text}' tells {given[1]} classes apart, and the task has {shape.classes}.")
+        raise ParameterError(f"The teacher '{text}' predicts {given[1]} classes, and the task has {shape.classes}.")
     raise ParameterError(
         f"The teacher '{text}' gives {' × '.join(map(str, given))} scores for two samples; a student learns from one "
         "score per class and sample."
