@@ -20,7 +20,7 @@ from attemper.lab.study.estimate import Estimate, estimate
 from attemper.lab.study.probing import probe
 from attemper.lab.study.processes import gpu_memory, runs_per_gpu
 from attemper.lab.study.status import duration
-from attemper.lab.training.teacher import untrained
+from attemper.lab.training.teacher import with_untrained_teacher
 
 __all__ = ["EstimateCommand", "show_estimate"]
 
@@ -105,7 +105,7 @@ class EstimateCommand:
             augment=self.augment,
         )
         plan = changes.changed(given)
-        return dataclasses.replace(plan, budget=untrained(plan.budget))
+        return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
 
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""

@@ -75,7 +75,7 @@ class Train:
         from attemper.lab.evaluation.runs import check_suites, examine
         from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
-        from attemper.lab.training import check_run, run, settled
+        from attemper.lab.training import check_run, run, with_teacher_hash
 
         where = console(json=self.json, quiet=not ranks.main)
         check_trackers(self.track)
@@ -89,7 +89,7 @@ class Train:
         )
         check_suites(spec, task)
         check_run(spec, task)
-        spec = settled(spec, task)
+        spec = with_teacher_hash(spec, task)
         if self.folder is not None and ranks.main:
             with folder_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)

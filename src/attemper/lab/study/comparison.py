@@ -15,7 +15,7 @@ from attemper.lab.study.executor import Executor, stopped, work
 from attemper.lab.study.export import to_csv, to_markdown
 from attemper.lab.study.live import SilentView, View
 from attemper.lab.study.plan import Plan
-from attemper.lab.study.rank_team import Together, dismiss, follow, work_together
+from attemper.lab.study.rank_team import RankTeamEngine, follow, send_summary, work_together
 from attemper.lab.study.settings import Settings, read_settings
 from attemper.lab.study.study import ATTEMPTS, Study
 from attemper.lab.study.summary import Summary, summarise
@@ -87,7 +87,7 @@ def compare(
         folder, plan, root, engine=engine, settings=settings, change_plan=change_plan, attempts=attempts or ATTEMPTS
     )
     if not ranks.alone:
-        study.engine = Together(study.engine, ranks)
+        study.engine = RankTeamEngine(study.engine, ranks)
     for note in plan.notes:
         view.note(note)
     try:
@@ -105,7 +105,7 @@ def compare(
         view.close()
     summary = summarise(study, command=command)
     write_summary(summary, study.folder)
-    return dismiss(ranks, summary)
+    return send_summary(ranks, summary)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

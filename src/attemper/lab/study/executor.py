@@ -16,7 +16,7 @@ from attemper.lab.study.settings import Settings
 from attemper.lab.study.status import Status, status_of
 from attemper.lab.study.study import Study
 
-__all__ = ["MOST_DEATHS", "Deaths", "Executor", "Pool", "WorkerConfig", "stopped", "work"]
+__all__ = ["MOST_DEATHS", "DeathCounter", "Executor", "Pool", "WorkerConfig", "stopped", "work"]
 
 POLL = 0.25
 """Seconds between two polls of the workers and the folder."""
@@ -140,7 +140,7 @@ class WorkerConfig:
         )
 
 
-class Deaths:
+class DeathCounter:
     """Counts workers that die one after another while the study gets nowhere."""
 
     def __init__(self, study: Study) -> None:

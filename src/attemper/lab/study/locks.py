@@ -97,7 +97,7 @@ def beacon(folder: Path) -> Iterator[Path]:
 
 
 def check_sees(path: Path, who: str) -> None:
-    """Raise unless this machine sees a beacon that another one has lit, and cannot create it a second time."""
+    """Raise unless this machine sees a beacon of another one, and cannot create it a second time."""
     if not path.parent.is_dir():
         raise FolderError(
             f"{who} has no folder {path.parent}. A study on several machines needs a folder that all of them share, "

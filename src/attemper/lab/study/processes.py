@@ -17,7 +17,7 @@ import torch
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
-from attemper.lab.study.executor import Deaths, WorkerConfig
+from attemper.lab.study.executor import DeathCounter, WorkerConfig
 from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
 from attemper.lab.tasks.notifications import Silent, listening
@@ -130,7 +130,7 @@ class ProcessPool:
         self._study, self._view, self._how, self._memory = study, view, how, memory
         self._workers: list[Worker] = []
         self._stopping: list[Worker] = []
-        self._deaths = Deaths(study)
+        self._deaths = DeathCounter(study)
         self._results = -1
         """How many there were when the size was last decided."""
         self._size = 0

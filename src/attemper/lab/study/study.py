@@ -73,7 +73,9 @@ class Study:
             raise StudyError(f"{self.folder} holds no study: it has no plan.yaml.")
         self.plan: Plan = plan or held  # type: ignore[assignment]
         if self.plan.budget.teacher is not None and self.plan.budget.teacher_hash is None:
-            self.plan = dataclasses.replace(self.plan, budget=self.engine.settle(self.plan.budget, self.task))
+            self.plan = dataclasses.replace(
+                self.plan, budget=self.engine.with_teacher_hash(self.plan.budget, self.task)
+            )
         if held is not None and not change_plan:
             self._refuse_other(held)
 

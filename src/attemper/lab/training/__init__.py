@@ -6,7 +6,7 @@ from attemper.lab.training.cost import Cost, step_costs
 from attemper.lab.training.loop import Progress, run
 from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
-from attemper.lab.training.teacher import settled
+from attemper.lab.training.teacher import with_teacher_hash
 
 __all__ = [
     "CHECKPOINT",
@@ -17,6 +17,6 @@ __all__ = [
     "check_run",
     "joined",
     "run",
-    "settled",
     "step_costs",
+    "with_teacher_hash",
 ]

@@ -54,7 +54,7 @@ class Interruptions:
             "random": self.ranks.gather(random_state()),
         }
         if state.batch:
-            self.learner.settle()  # running statistics of the main rank are those that count when the epoch ends
+            self.learner.sync_statistics()  # those of the main rank are those that count when the epoch ends
             saved["meter"] = self.learner.meter.state()
         if self.ranks.sharded:
             saved["shards"] = save_shards(self.folder, place(state), self.learner, best)

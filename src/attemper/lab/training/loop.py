@@ -22,13 +22,13 @@ from attemper.lab.training.interruptions import Interruptions
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.meter import Reading
 from attemper.lab.training.parallel import whole
-from attemper.lab.training.randomness import borrowed, seed_everything
+from attemper.lab.training.randomness import preserved_random_state, seed_everything
 from attemper.lab.training.ranks import ALONE, Ranks, current
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import FORMAT, RunSpec
-from attemper.lab.training.teacher import settled
+from attemper.lab.training.teacher import with_teacher_hash
 from attemper.lab.training.validation import Metrics, detail, evaluate, finite
 from attemper.lab.training.weights import save_weights
 from attemper.probes.recording import IMAGES, Recorder
@@ -82,8 +82,8 @@ def run(
     examine: evaluates the test set for a run whose spec asks for it.
     """
     ranks = current()
-    with borrowed():
-        spec = settled(spec, task)
+    with preserved_random_state():
+        spec = with_teacher_hash(spec, task)
         return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks, examine).finish()
 
 
@@ -159,7 +159,7 @@ class Run:
             reading = self.train(epoch, learn)
             if self.state.over:
                 break
-            self.learner.settle()
+            self.learner.sync_statistics()
             validation = evaluate(self.learner, self.task, self.data.validation)
             self.record(epoch, reading, validation)
             self.checkpoint(last=epoch == self.budget.epochs or self.state.over)
@@ -338,9 +338,10 @@ class Run:
         examine = self.examine
         if examine is None:
             return evaluate(self.learner, self.task, source), None
-        return self.ranks.from_main(lambda: examine(self.learner, self.task, source, self.spec, train, self.still_here))
+        learner, task, spec = self.learner, self.task, self.spec
+        return self.ranks.from_main(lambda: examine(learner, task, source, spec, train, self.report_alive))
 
-    def still_here(self) -> None:
+    def report_alive(self) -> None:
         """Report, if it is time, that the run is under way after its last epoch: it can be stopped there too."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
             self.report(self.state.epoch, self.data.batches_per_epoch, float("nan"))

@@ -70,7 +70,7 @@ class Budget:
     teacher: str | None = None
     """A trained model to learn from beside the labels, such as 'timm:regnety_160.deit_in1k(pretrained=true)'."""
     teacher_weights: str | None = None
-    """The teacher's weights: a safetensors file, such as the model.safetensors of a run."""
+    """The teacher's weights: a .safetensors or .pt file, or the folder of a finished run."""
     teacher_hash: str | None = None
     """Of the teacher's weights; filled in when a run begins. Given, other weights are refused."""
     distillation: Literal["hard", "soft"] = "hard"
@@ -198,7 +198,7 @@ class RunSpec:
         if self.budget.teacher is not None and self.budget.teacher_hash is None:
             raise ParameterError(
                 f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
-                "attemper.lab.training.settled(spec, task) looks at them."
+                "attemper.lab.training.with_teacher_hash(spec, task) looks at them."
             )
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
         whole["budget"].pop("teacher_weights", None)

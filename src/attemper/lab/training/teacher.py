@@ -21,25 +21,25 @@ from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.tempering.outputs import logits_of
 
-__all__ = ["open_teacher", "settle", "settled", "untrained"]
+__all__ = ["budget_with_teacher_hash", "open_teacher", "with_teacher_hash", "with_untrained_teacher"]
 
 DIGITS = 20
 """Of a hash."""
 
 
-def settled(spec: RunSpec, task: Task) -> RunSpec:
+def with_teacher_hash(spec: RunSpec, task: Task) -> RunSpec:
     """The run with the hash of its teacher's weights, on which its key depends; without a teacher, the run itself."""
-    return dataclasses.replace(spec, budget=settle(spec.budget, task.shape))
+    return dataclasses.replace(spec, budget=budget_with_teacher_hash(spec.budget, task.shape))
 
 
-def settle(budget: Budget, shape: Shape) -> Budget:
+def budget_with_teacher_hash(budget: Budget, shape: Shape) -> Budget:
     """The budget with the hash of its teacher's weights, if it has a teacher and the hash is not there yet."""
     if budget.teacher is None or budget.teacher_hash is not None:
         return budget
     return dataclasses.replace(budget, teacher_hash=_open(budget.teacher, budget.teacher_weights, shape)[1])
 
 
-def untrained(budget: Budget) -> Budget:
+def with_untrained_teacher(budget: Budget) -> Budget:
     """The budget with an untrained teacher where it asks for a download: a step takes the same time with either."""
     name, options = parse_call(budget.teacher or "none")
     if not options.pop("pretrained", False):
@@ -88,7 +88,7 @@ def _from_library(text: str, shape: Shape) -> nn.Module:
     pretrained = options.pop("pretrained", None)
     if library != "timm" or not isinstance(pretrained, bool):
         raise ParameterError(
-            f"The teacher '{text}' has no weights. Give teacher_weights a safetensors file, or let timm load its own: "
+            f"The teacher '{text}' has no weights. Give teacher_weights a file of weights, or let timm load its own: "
             "timm:NAME(pretrained=true)."
         )
     if not isinstance(shape, InputShape):
