@@ -18,7 +18,7 @@ from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.corpus import Corpora, Corpus, read_corpora
 from attemper.lab.tasks.seed_streams import generator
-from attemper.lab.tasks.source import Source
+from attemper.lab.tasks.source import Source, found_under
 from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.text import Side, TextShape, TextSource, encode
 from attemper.lab.tasks.vocabulary import UNKNOWN, Level, Vocabulary, join, split
@@ -67,9 +67,7 @@ def open_translation(
     scored: validation BLEU is computed on so many sentences, since decoding takes its time; test BLEU on all.
     train, test: keep only so many pairs, always the same ones.
     """
-    folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
-    if folder is None:
-        raise DataError(f"'{path}' is not a folder, neither under the data root '{root}' nor from here.")
+    folder = found_under(root, path)
     corpora = read_corpora(folder, source, target, test_file)
     return make_task(
         name,
