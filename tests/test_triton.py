@@ -13,6 +13,7 @@ import torch
 
 import attemper
 from attemper.errors import UnsupportedError
+from attemper.kernels.attention.arguments import refuse_tensors
 from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops.call import make_call
@@ -80,7 +81,7 @@ def _reason(
 ) -> str:
     q = torch.randn(1, 2, 4, width, dtype=dtype)
     call = make_call(q, q, q, mask, False, None, methods, None)
-    given = triton_attention._refuse_methods(call) or triton_attention._refuse_tensors(call) or refuse_keys(call)
+    given = triton_attention._refuse_methods(call) or refuse_tensors(call) or refuse_keys(call)
     return given or ""
 
 
