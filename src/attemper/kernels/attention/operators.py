@@ -13,16 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.attention.launch_arguments import (
+    PenaltyGradients,
+    mask_arguments,
+    penalty_gradient_arguments,
+    table_arguments,
+)
 from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
-    PenaltyGradients,
-    mask_arguments,
     on_device,
-    penalty_gradient_arguments,
     precision,
     strided,
+    token_major,
     unit_stride,
 )
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, padded, tail, whole_plan
@@ -76,24 +80,11 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def _token_major(like: Tensor, width: int) -> Tensor:
-    """An empty (B, H, N, width) tensor in which the heads of one token lie together, as projections want them."""
-    batch, heads, tokens, _ = like.shape
-    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
-
-
 def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = q.shape
     groups = (tokens + FLAG_ROWS - 1) // FLAG_ROWS
     stats = q.new_empty((1 if table is None else 2, batch, heads, groups * FLAG_ROWS), dtype=torch.int32)
     return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
-
-
-def _tables(
-    table: Tensor | None, hard: Tensor | None, cuts: Tensor | None, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What kernels read of `groups.Tables`. like: what to point at where there is none."""
-    return like if table is None else table, like if hard is None else hard, like if cuts is None else cuts
 
 
 def forward(
@@ -105,7 +96,7 @@ def forward(
     from attemper.kernels.attention.repair import repair_kernel
 
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    out = _token_major(q, v.shape[3])
+    out = token_major(q, q.shape[1], q.shape[2], v.shape[3])
     stats, flags = _stats(q, table)
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     if out.numel() == 0:
@@ -116,8 +107,8 @@ def forward(
     fixed = plan.fixed and q.dtype != torch.float16
     plain = fixed and table is None and fill == "none" and kind == "none" and not causal
     arguments = (
-        strided(q), strided(k), strided(v), strided(out), (stats, stats[-1], flags), _tables(table, hard, cuts, stats),
-        masked, (heads, heads // k.shape[1], nq, nk), scale * LOG2E,
+        strided(q), strided(k), strided(v), strided(out), (stats, stats[-1], flags),
+        table_arguments(table, hard, cuts, stats), masked, (heads, heads // k.shape[1], nq, nk), scale * LOG2E,
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
@@ -169,7 +160,7 @@ def backward_into(
     group = heads // k.shape[1]
     q_rows, k_rows, v_rows, dout_rows, out_rows = (strided(t) for t in (q, k, v, dout, out))
     dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
-    tables, scales = _tables(table, hard, cuts, stats), (scale, scale * LOG2E)
+    tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
@@ -218,11 +209,11 @@ def forward_fake(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `forward` gives, empty."""
-    return (_token_major(q, v.shape[3]), *_stats(q, table))
+    return (token_major(q, q.shape[1], q.shape[2], v.shape[3]), *_stats(q, table))
 
 
 def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _token_major(q, q.shape[3]), _token_major(k, k.shape[3]), _token_major(v, v.shape[3])
+    return token_major(q, *q.shape[1:]), token_major(k, *k.shape[1:]), token_major(v, *v.shape[1:])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention import operators
+from attemper.kernels.attention.launch_arguments import PenaltyGradients
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.attention.packed import is_packed, parts
-from attemper.kernels.common.launch import DEVICES, PenaltyGradients
+from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
 from attemper.kernels.penalties.outputs import square_and_sums, totals

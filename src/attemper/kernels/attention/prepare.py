@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attemper.kernels.attention.launch_arguments import mask_arguments
 from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
-    mask_arguments,
     on_device,
     precision,
     strided,

@@ -32,6 +32,13 @@ def row_words(start, head, queries):
 
 
 @triton.jit
+def column_words(start, keys):
+    """One odd uint32 word per key; `start` is the word that columns start from."""
+    x = start + keys.to(tl.uint32) * STEP
+    return ((x ^ (x >> 16)) * MIX_1) | 1
+
+
+@triton.jit
 def start_of(seed_ptr, lane_step):
     """The stream's row word, `stream.stream_words`; `lane_step` is lane · LANE_STEP."""
     seed = tl.load(seed_ptr)
@@ -42,12 +49,14 @@ def start_of(seed_ptr, lane_step):
 
 @triton.jit
 def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane_step, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0."""
+    """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0.
+
+    One program owns BLOCK words. Grid: blocks of the table.
+    """
     rows = start_of(seed_ptr, lane_step)
     columns = mix(rows ^ COLUMN_SALT)
     key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = columns + key.to(tl.uint32) * STEP
-    word = ((x ^ (x >> 16)) * MIX_1) | 1
+    word = column_words(columns, key)
     if HAS_LIMIT:
         limit = tl.load(limit_ptr)
     word = tl.where(key == keys, rows, word).to(tl.int32, bitcast=True)

@@ -81,7 +81,7 @@ def load_words(ptr, at, n, other, EDGE: tl.constexpr):
 
 @triton.jit
 def mask_of(mask, b, h, nq, nk):
-    """`Mask` of a sample and head. mask: from `launch.mask_arguments`, elements, four strides, tops, three strides."""
+    """`Mask` of a sample and head. mask: elements, their four strides, row tops, their three strides."""
     ptr, stride_b, stride_h, stride_q, stride_k, tops_ptr, tops_b, tops_h, tops_q = mask
     ptr += b * stride_b + h * stride_h
     tops_ptr += b * tops_b + h * tops_h

@@ -11,17 +11,10 @@ import math
 import triton
 import triton.language as tl
 
-from attemper.kernels.common.stream import COLUMN_SALT, LANE_STEP, MIX_1, QUERY_STEP, STEP, mix
+from attemper.kernels.common.stream import COLUMN_SALT, LANE_STEP, QUERY_STEP, STEP, column_words, mix, start_of
 from attemper.kernels.common.tiles import INFINITY_BITS
 
 LN_2 = tl.constexpr(math.log(2))
-
-
-@triton.jit
-def column_word(columns, key):
-    """The odd word of a key; `columns` is the word that columns start from."""
-    x = columns + key.to(tl.uint32) * STEP
-    return ((x ^ (x >> 16)) * MIX_1) | 1
 
 
 # One kernel for all lengths: sizes are not specialised on, and a size of 1 is no constant. Triton would specialise on
@@ -38,10 +31,7 @@ def words_kernel(
 
     Room is filled with 0.
     """
-    seed = tl.load(seed_ptr)
-    low = (seed & 0xFFFFFFFF).to(tl.uint32)
-    high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    rows = mix(mix(low + lane.to(tl.uint32) * LANE_STEP) ^ high)
+    rows = start_of(seed_ptr, lane.to(tl.uint32) * LANE_STEP)
     columns = mix(rows ^ COLUMN_SALT)
     if HAS_LIMIT:
         limit = tl.load(limit_ptr)
@@ -50,7 +40,7 @@ def words_kernel(
     if pid < blocks:
         at = pid * BLOCK + tl.arange(0, BLOCK)
         inside = (at >= HEADER) & (at < HEADER + keys)
-        word = tl.where(inside, column_word(columns, at - HEADER), 0).to(tl.int32, bitcast=True)
+        word = tl.where(inside, column_words(columns, at - HEADER), 0).to(tl.int32, bitcast=True)
         tl.store(words_ptr + at, tl.where(at == 0, limit, word), mask=at < rows_at)
     else:
         row = (pid - blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +52,7 @@ def words_kernel(
         key = keys * 0
         # A row looks at the keys it sees until one is kept, which takes a few: log(rows of a block) / log(1/p).
         while key < tl.max(lost * (query + 1 if CAUSAL else keys), 0):
-            kept = (row_word * column_word(columns, key)).to(tl.int32, bitcast=True) >= limit
+            kept = (row_word * column_words(columns, key)).to(tl.int32, bitcast=True) >= limit
             if CAUSAL:
                 kept = kept & (key <= query)
             lost = tl.where(kept, 0, lost)

@@ -10,11 +10,12 @@ Kernels read a whole tile past the end, so there is room after the keys and afte
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from attemper.kernels.common.launch import DEVICES, on_device
 
 __all__ = ["HEADER", "LARGEST_RATE", "Layout", "call_words", "layout_of"]
 
@@ -74,7 +75,7 @@ def _words(
     words = _words_fake(seed, limit, threshold, lane, batch, heads, queries, keys, causal)
     layout = layout_of(batch, heads, queries, keys)
     programs = -(-layout.rows // BLOCK) + -(-(layout.size - layout.rows) // BLOCK)
-    with torch.cuda.device(seed.device) if seed.is_cuda else contextlib.nullcontext():
+    with on_device(seed):
         words_kernel[(programs,)](
             seed, words if limit is None else limit, words, threshold, lane, batch * heads, queries, keys,
             layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,
@@ -89,6 +90,6 @@ def _words_fake(
     return torch.empty(layout_of(batch, heads, queries, keys).size, dtype=torch.int32, device=seed.device)
 
 
-for _device in ("CPU", "CUDA"):  # the CPU only in Triton's interpreter
+for _device in DEVICES:
     torch.library.impl("attemper::fa4_words", _device, _words)
 torch.library.register_fake("attemper::fa4_words", _words_fake)

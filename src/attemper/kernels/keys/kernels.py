@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.common.stream import COLUMN_SALT, MIX_1, STEP, mix, row_words, start_of
+from attemper.kernels.common.stream import COLUMN_SALT, column_words, mix, row_words, start_of
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
 FAINT = tl.constexpr(1e-30)
@@ -194,8 +194,7 @@ def scores_of(start, columns_start, head, keys):
     """`Stream.scores`: words to sort keys by."""
     zero = tl.program_id(0) * 0
     row = row_words(start, head, zero).to(tl.uint32, bitcast=True)
-    x = columns_start + keys.to(tl.uint32) * STEP
-    return row, mix(row * (((x ^ (x >> 16)) * MIX_1) | 1))
+    return row, mix(row * column_words(columns_start, keys))
 
 
 @triton.jit
@@ -203,8 +202,7 @@ def store_kept(kept_ptr, own, keys, count, row, columns_start, limit, SOMETIMES:
     """Whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit."""
     kept = own >= 0
     if SOMETIMES:
-        x = columns_start + keys.to(tl.uint32) * STEP
-        drawn = (row * (((x ^ (x >> 16)) * MIX_1) | 1)).to(tl.int32, bitcast=True) >= limit
+        drawn = (row * column_words(columns_start, keys)).to(tl.int32, bitcast=True) >= limit
         kept = (own < count - 1) | drawn
     tl.store(kept_ptr + own, kept.to(tl.uint8), mask=own < count)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.launch import DEVICES, on_device, strided, unit_stride
+from attemper.kernels.common.launch import DEVICES, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
 from attemper.ops.stream import LANE_STEP, MASK
 
@@ -148,12 +148,7 @@ def _blur_backward(
 
 
 def _blur_backward_fake(dout: Tensor, *_: object) -> Tensor:
-    return _token_major(dout, dout.shape[1], dout.shape[2])
-
-
-def _token_major(like: Tensor, heads: int, tokens: int) -> Tensor:
-    """An empty (B, heads, tokens, e) in which the heads of one token lie together, as projections want them."""
-    return like.new_empty(like.shape[0], tokens, heads, like.shape[3]).transpose(1, 2)
+    return token_major(dout, *dout.shape[1:])
 
 
 def _save_blur(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -254,7 +249,7 @@ def _take_backward(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Ten
 
 
 def _take_backward_fake(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Tensor:
-    return _token_major(dout, heads, rank.shape[2])
+    return token_major(dout, heads, rank.shape[2], dout.shape[3])
 
 
 def _save_take(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
