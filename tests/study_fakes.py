@@ -69,7 +69,7 @@ class FakeEngine:
     def open_task(self, text: str, root: Path | None) -> FakeTask:
         return FakeTask(text, self.fingerprint)
 
-    def settle(self, budget: Budget, task: Any) -> Budget:
+    def with_teacher_hash(self, budget: Budget, task: Any) -> Budget:
         return budget
 
     def check(self, spec: RunSpec, task: Any) -> None:

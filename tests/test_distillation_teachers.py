@@ -12,7 +12,7 @@ import timm
 import torch
 
 from attemper.errors import ParameterError, UnreadableError
-from attemper.files import WEIGHTS
+from attemper.files import WEIGHTS, read_weights
 from attemper.lab.cli import main
 from attemper.lab.cli.estimate import EstimateCommand
 from attemper.lab.study import Plan
@@ -20,10 +20,10 @@ from attemper.lab.study.probing import measure
 from attemper.lab.study.study import Study
 from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import InputShape
-from attemper.lab.training import Budget, RunSpec, check_run, run, settled
+from attemper.lab.training import Budget, RunSpec, check_run, run, with_teacher_hash
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
-from attemper.lab.training.teacher import open_teacher, untrained
+from attemper.lab.training.teacher import open_teacher, with_untrained_teacher
 from taught import TASK, TEACHER, TINY, saved, spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +40,7 @@ def weights(tmp_path: Path) -> str:
 def test_runs_with_other_teachers_have_other_keys_and_the_place_of_a_file_does_not_count(tmp_path: Path) -> None:
     task = open_task(TASK)
     files = [saved(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
-    one, moved, other = (settled(spec(teacher_weights=file), task) for file in files)
+    one, moved, other = (with_teacher_hash(spec(teacher_weights=file), task) for file in files)
     assert one.key("x") == moved.key("x") != other.key("x")
     assert one.budget.teacher_hash == moved.budget.teacher_hash
     assert RunSpec.from_dict(json.loads(json.dumps(one.to_dict()))) == one
@@ -50,9 +50,19 @@ def test_runs_with_other_teachers_have_other_keys_and_the_place_of_a_file_does_n
         spec(teacher_weights=files[0]).key("x")
 
 
+def test_a_teacher_comes_from_every_kind_of_file_and_from_the_folder_of_a_run(tmp_path: Path) -> None:
+    task, plain = open_task(TASK), str(tmp_path / "teacher.pt")
+    run(dataclasses.replace(spec(teacher=None), model=TEACHER), task, folder=tmp_path)
+    torch.save(read_weights(tmp_path).tensors, plain)
+    files = (str(tmp_path), str(tmp_path / WEIGHTS), plain)
+    hashes = {with_teacher_hash(spec(teacher_weights=file), task).budget.teacher_hash for file in files}
+    assert len(hashes) == 1
+    assert hashes != {None}
+
+
 def test_weights_that_changed_since_a_run_was_planned_are_refused(tmp_path: Path) -> None:
     file = saved(tmp_path / "t", seed=1)
-    chosen = settled(spec(teacher_weights=file), open_task(TASK))
+    chosen = with_teacher_hash(spec(teacher_weights=file), open_task(TASK))
     saved(tmp_path / "t", seed=2)
     with pytest.raises(ParameterError, match=rf"teacher_hash is {chosen.budget.teacher_hash}, .* others than this run"):
         run(chosen, open_task(TASK))
@@ -88,11 +98,11 @@ def test_a_teacher_without_weights_is_refused() -> None:
 
 def test_a_teacher_of_another_number_of_classes_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path / "t", classes=7)
-    with pytest.raises(ParameterError, match="tell 7 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match="are for 7 classes, and the task has 10"):
         check_run(spec(teacher_weights=file), open_task(TASK))
-    with pytest.raises(ParameterError, match=r"regnety_160\.deit_in1k tell 1000 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match=r"regnety_160\.deit_in1k are for 1000 classes, and the task has 10"):
         check_run(spec(teacher="timm:regnety_160.deit_in1k(pretrained=true)"), open_task(TASK))
-    with pytest.raises(ParameterError, match="tells 7 classes apart, and the task has 10"):
+    with pytest.raises(ParameterError, match="predicts 7 classes, and the task has 10"):
         check_run(spec(teacher="timm:resnet10t(pretrained=false, num_classes=7)"), open_task(TASK))
 
 
@@ -165,9 +175,9 @@ def test_what_is_wrong_with_a_teacher_is_said_on_the_command_line(
 # ------------------------------------------------------------------------------------------------------------ estimates
 def test_an_estimate_needs_no_download() -> None:
     budget = Budget(teacher="timm:resnet10t(pretrained=true, drop_rate=0.0)")
-    assert untrained(budget).teacher == "timm:resnet10t(drop_rate=0.0, pretrained=False)"
-    assert open_teacher(untrained(budget), InputShape(3, 32, 32, 10)).training is False
-    assert untrained(Budget()) == Budget()
+    assert with_untrained_teacher(budget).teacher == "timm:resnet10t(drop_rate=0.0, pretrained=False)"
+    assert open_teacher(with_untrained_teacher(budget), InputShape(3, 32, 32, 10)).training is False
+    assert with_untrained_teacher(Budget()) == Budget()
     plan = Path(__file__).parents[1] / "plans" / "deit-small-distilled.yaml"
     teacher = EstimateCommand(plan=plan, images=2000)._plan().budget.teacher
     assert teacher == "timm:regnety_160.deit_in1k(pretrained=False)"

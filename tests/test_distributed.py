@@ -336,7 +336,7 @@ def test_variables_of_the_launcher_are_read_with_care() -> None:
     with joined(environment={"WORLD_SIZE": "1"}) as ranks:
         assert ranks is ALONE
     both = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}
-    with pytest.raises(ParameterError, match="accelerate launch was told --use_fsdp"):
+    with pytest.raises(ParameterError, match="accelerate launch was given --use_fsdp"):
         joined("ddp", both).__enter__()
     for given in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "x"}):
         with pytest.raises(ParameterError, match=r"The variable \w+ is '\w+'; it must be a whole number"):

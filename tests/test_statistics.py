@@ -165,7 +165,7 @@ def test_a_better_recipe_is_named_with_its_interval_and_corrected_p() -> None:
     said = verdict(study(BASE, dropkey=BETTER, cb=LIKE), seeds=5, missing=0)
     assert said.startswith("dropkey is better than none by +5.12 points (95 % interval +4.")
     assert "p < 0.001 after correction for 2 comparisons." in said
-    assert said.endswith("The other recipe cannot be told from none with 5 seeds.")
+    assert said.endswith("The other recipe cannot be distinguished from none with 5 seeds.")
 
 
 def test_no_better_recipe_is_a_fine_answer() -> None:

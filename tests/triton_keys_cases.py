@@ -8,7 +8,7 @@ from torch import Tensor
 
 import attemper
 from attemper.kernels import keys as triton_keys
-from attemper.kernels.keys import operators as library
+from attemper.kernels.keys import operators
 from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
 from attemper.ops.stream import Stream
@@ -81,7 +81,7 @@ def test_strided_keys_are_blurred_in_place_of_copies(monkeypatch) -> None:
 @pytest.mark.parametrize(("tokens", "p"), [(1, 0.5), (10, 0.3), (65, 0.3), (197, 0.1), (300, 0.77)])
 @pytest.mark.parametrize("sorted_at_once", [True, False])
 def test_keys_are_drawn_in_the_order_of_the_stream(tokens: int, p: float, sorted_at_once: bool, monkeypatch) -> None:
-    monkeypatch.setattr(library, "SORTED", 512 if sorted_at_once else 0)
+    monkeypatch.setattr(operators, "SORTED", 512 if sorted_at_once else 0)
     samples = 3 if tokens < 100 else 1  # to sort 512 words takes the interpreter a second
     for lane, seed in enumerate(SEEDS):
         stream = Stream(torch.tensor(seed), lane)

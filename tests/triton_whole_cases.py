@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attemper
-from attemper.kernels.attention import operators as library
+from attemper.kernels.attention import operators
 from attemper.kernels.common import plans as plan
 from attemper.methods import DropKey, HardMask
 from attemper.ops.perturbation import Perturbation
@@ -23,7 +23,7 @@ def always_whole(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         launches.append(nq)
         return plan.WholePlan(*plan._split(nq), *plan._split(nk), warps=4)
 
-    monkeypatch.setattr(library, "whole_plan", split)
+    monkeypatch.setattr(operators, "whole_plan", split)
     return launches
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "atomic_write",
     "read_weights",
     "remove_parts",
+    "set_aside",
     "weights_in",
     "without_digest",
 ]
@@ -85,6 +86,17 @@ def remove_parts(folder: Path, pattern: str = ".*.part", *, older_than: float = 
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime >= older_than:
                 part.unlink()
+
+
+def set_aside(path: Path, word: str) -> Path:
+    """Rename a file that cannot be used, so that it can be made again and somebody can look at it; gives its new path.
+
+    word: for its new name, such as 'damaged' for notes.txt.damaged-1.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+        number += 1
+    return path.rename(aside)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from attemper.errors import ParameterError, suggestion
 
-__all__ = ["check_options", "parse_call", "render_call"]
+__all__ = ["check_count", "check_options", "parse_call", "render_call"]
 
 CALL = re.compile(r"\s*(?P<name>[^()\s][^()]*?)\s*(?:\((?P<arguments>.*)\))?\s*", re.DOTALL)
 
@@ -70,12 +70,18 @@ def check_options(
             )
         annotation = parameters[option].annotation
         kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        if "int" in kind and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ParameterError(f"'{text}': {option} is {value!r}; it must be a whole number, at least 1.")
+        if "int" in kind:
+            check_count(f"'{text}': {option}", value)
         if kind == "bool" and not isinstance(value, bool):
             raise ParameterError(f"'{text}': {option} is {value!r}; it must be true or false.")
         if "str" in kind and not isinstance(value, str):
             raise ParameterError(f"'{text}': {option} is {value!r}; it must be a word.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise unless an option is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ParameterError(f"{name} is {value!r}; it must be a whole number, at least 1.")
 
 
 def _value(node: ast.expr) -> Any:

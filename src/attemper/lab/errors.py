@@ -57,13 +57,13 @@ class LostClaimError(StudyError):
 
 
 class StoppedError(StudyError):
-    """Somebody pressed Ctrl-C; the message says how to resume."""
+    """The study was stopped with Ctrl-C; the message says how to resume."""
 
 
 class PlanError(AttemperError, ValueError):
     """A plan says something that cannot be done.
 
-    path: where in the plan, such as ("budget", "epochs"); whoever read the plan from a file adds its line.
+    path: where in the plan, such as ("budget", "epochs"); the reader of a plan file adds the line.
     """
 
     def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:

@@ -15,18 +15,22 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.hits import fills_zero, hard_way, hit_logits, hit_weights, same_way, weights_of
-from attemper.kernels.attention.penalty_gradients import pulled_by_logits, pulled_by_values, pulls_of
+from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of
+from attemper.kernels.common.groups import Dropping, Options, Rows, SavedRows, Tables
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
     drop,
-    expand_rule,
+    expand_row_masks,
     groups_of,
-    load_rule,
+    load_row_masks,
     load_tile,
     load_words,
+    mask_at,
+    mask_of,
     restrict,
+    rows_of,
     store_tile,
     to_logits,
     without_last,
@@ -35,11 +39,12 @@ from attemper.kernels.common.tiles import (
 
 @triton.jit
 def delta_kernel(
-    out_ptr, dout_ptr, lse_ptr, pairs_ptr, out_b, out_h, out_n, dout_b, dout_h, dout_n, heads, nq,
-    EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
+    out, dout,  # a tensor, its strides along samples, heads and tokens
+    lse_ptr, pairs_ptr, heads, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Σ dO·O of every row, which softmax's gradient subtracts, paired with the row's log-sum-exp in one 64-bit word.
 
+    One program owns BM rows. A pass of its own, since both kinds of programs of `backward_kernel` read the sums.
     From the last head to the first: what was written last is in the cache, and what is read last will be read first.
     """
     tiles = (nq + BM - 1) // BM
@@ -48,9 +53,9 @@ def delta_kernel(
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
     queries = (pid % tiles) * BM + tl.arange(0, BM)
-    out = load_tile(out_ptr + b * out_b + h * out_h, queries, out_n, nq, EV, BEV, True)
-    dout = load_tile(dout_ptr + b * dout_b + h * dout_h, queries, dout_n, nq, EV, BEV, True)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    out_tile = load_tile(rows_of(out, b, h), queries, nq, EV, BEV, True)
+    dout_tile = load_tile(rows_of(dout, b, h), queries, nq, EV, BEV, True)
+    delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     rows = groups_of(nq) * FLAG_ROWS
     at = head.to(tl.int64) * rows + queries
     lse = tl.load(lse_ptr + at, mask=queries < rows, other=0)
@@ -67,226 +72,240 @@ def load_pairs(ptr, at, n, EDGE: tl.constexpr):
 
 @triton.jit
 def score_gradients(
-    dv, q, dout, k, v, lse, delta, words, columns, hard_columns, limit, zero, rule, queries, keys, nq, nk,
-    mask_ptr, mask_q, mask_k, scale,
-    EDGE: tl.constexpr, EDGE_N: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    dv,  # what it adds to
+    q_tile, dout_tile, lse, delta, dropping, row_masks, queries,  # of a query tile
+    k_tile, v_tile, columns, hard_columns, keys,  # of a key tile
+    mask, scale, options, EDGE: tl.constexpr, EDGE_N: tl.constexpr,
 ):  # fmt: skip
     """dV with what a tile adds to it, and the gradient of the tile's logits, keys down and queries across.
 
-    lse, delta, words: a number per query, (1, queries), lse as int32 bits.
+    lse, delta, dropping.words: a number per query, (1, queries), lse as int32 bits.
     EDGE_N: keys beyond nk get zeros; not needed where their rows of the result are not read.
     """
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    rule = expand_rule(rule, 0)
-    logits = to_logits(scores, scale, rule, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    if HARD != "none":
+    scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=options.PRECISION)
+    row_masks = expand_row_masks(row_masks, 0)
+    logits = to_logits(scores, scale, row_masks, queries[None, :], keys[:, None], mask, options)
+    if options.HARD != "none":
         p = hit_weights(
-            logits, lse, rule, hard_columns[:, None], queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k,
-            HARD, not EDGE, MASK,
+            logits, lse, row_masks, hard_columns[:, None], queries[None, :], keys[:, None], mask, options,
+            not EDGE,
         )  # fmt: skip
     else:
         p = tl.exp2(logits - lse.to(tl.float32, bitcast=True))
-    p = restrict(p, 0.0, queries[None, :], keys[:, None], nq, nk, mask_ptr, mask_q, mask_k, EDGE_N, CAUSAL, MASK)
-    if DROP:
-        p = drop(p, words, columns[:, None], limit, zero, not EDGE)
-    if fills_zero(HARD):
-        dv = add_product(dv, weights_of(p, dout), dout, PRECISION)
+    p = restrict(p, 0.0, queries[None, :], keys[:, None], mask, options, EDGE_N)
+    if options.DROP:
+        p = drop(p, dropping.words, columns[:, None], dropping.limit, dropping.zero, not EDGE)
+    if fills_zero(options.HARD):
+        dv = add_product(dv, weights_of(p, dout_tile), dout_tile, options.PRECISION)
         p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
-        dv = add_product(dv, p.to(dout.dtype), dout, PRECISION)
-    dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-    return dv, (p * (dp - delta)).to(q.dtype)
+        dv = add_product(dv, p.to(dout_tile.dtype), dout_tile, options.PRECISION)
+    dp = tl.dot(v_tile, tl.trans(dout_tile), input_precision=options.PRECISION)
+    return dv, (p * (dp - delta)).to(q_tile.dtype)
 
 
 @triton.jit
 def key_step(
-    start, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n, words_ptr,
-    pairs_ptr,
-    hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale,
-    E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr, EDGE: tl.constexpr,
-    SPARED: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    start, dk, dv,  # where it is, and what it adds to
+    k_tile, v_tile, columns, hard_columns, limit, zero, keys,  # of the program's keys
+    q, dout, saved, tables, mask, scale, options,
+    BM: tl.constexpr, EDGE: tl.constexpr, SPARED: tl.constexpr,
 ):  # fmt: skip
     """What one query tile adds to dK and dV; SPARED takes the rows that were left undropped, and no others."""
     queries = start + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
-    lse, delta = load_pairs(pairs_ptr, queries, nq, EDGE)
+    q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, EDGE)
+    lse, delta = load_pairs(saved.pairs, queries, mask.nq, EDGE)
     words = queries
     if SPARED:
-        words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE)
+        words = load_words(saved.words, queries, mask.nq, INFINITY_BITS, EDGE)
         lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE)
-    if DROP:
-        words = load_words(words_ptr, queries, nq, 1, EDGE)
-    dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE)
+    row_masks = load_row_masks(queries, mask, tables, options, EDGE)
+    if options.DROP:
+        words = load_words(saved.words, queries, mask.nq, 1, EDGE)
+    dout_tile = load_tile(dout, queries, mask.nq, options.EV, options.BEV, EDGE)
     dv, ds = score_gradients(
-        dv, q, dout, k, v, lse[None, :], delta[None, :], words[None, :], columns, hard_columns, limit, zero, rule,
-        queries, keys, nq, nk, mask_ptr, mask_q, mask_k, scale, EDGE, False, DROP, HARD, CAUSAL, MASK, PRECISION,
+        dv, q_tile, dout_tile, lse[None, :], delta[None, :], Dropping(words[None, :], limit, zero), row_masks, queries,
+        k_tile, v_tile, columns, hard_columns, keys, mask, scale, options, EDGE, False,
     )  # fmt: skip
-    return add_product(dk, ds, q, PRECISION), dv
+    return add_product(dk, ds, q_tile, options.PRECISION), dv
 
 
 @triton.jit
 def key_tile(
-    first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n, dv_ptr, dv_n,
-    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-    mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
-    EDGE_N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr,
-    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    first, group, next_head, q, k, v, dout, dk, dv, saved, tables, mask, scales, penalties, options,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, TAIL_M: tl.constexpr, EDGE_N: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one key tile, summed over the query heads of its group."""
+    """dK and dV of BN keys from `first` on, summed over the query heads of their group.
+
+    Queries come in tiles of BM, what is left in one of TAIL_M. All groups of arguments stand at the first query head.
+    next_head: how far it is to the next one in q, dout, the mask and its row tops.
+    """
+    scale, scale_log2 = scales
+    q_step, dout_step, mask_step, tops_step = next_head
     keys = first + tl.arange(0, BN)
-    k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE_N)
-    v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE_N)
-    if DROP:
-        limit = tl.load(table_ptr + nk + 1)
-        zero = tl.load(table_ptr + nk + 2)
-        columns = load_words(table_ptr, keys, nk, 1, EDGE_N)
+    k_tile = load_tile(k, keys, mask.nk, options.E, options.BE, EDGE_N)
+    v_tile = load_tile(v, keys, mask.nk, options.EV, options.BEV, EDGE_N)
+    if options.DROP:
+        limit = tl.load(tables.drop + mask.nk + 1)
+        zero = tl.load(tables.drop + mask.nk + 2)
+        columns = load_words(tables.drop, keys, mask.nk, 1, EDGE_N)
     else:
         limit = 0
         zero = 0
         columns = keys
-    hard_columns = load_words(hard_ptr, keys, nk, 1, EDGE_N) if HARD != "none" else keys
-    dk = tl.zeros((BN, BE), tl.float32)
-    dv = tl.zeros((BN, BEV), tl.float32)
-    begin = first // BM * BM if CAUSAL else 0
-    whole = nq // BM * BM
+    hard_columns = load_words(tables.hard, keys, mask.nk, 1, EDGE_N) if options.HARD != "none" else keys
+    dk_tile = tl.zeros((BN, options.BE), tl.float32)
+    dv_tile = tl.zeros((BN, options.BEV), tl.float32)
+    begin = first // BM * BM if options.CAUSAL else 0
+    whole = mask.nq // BM * BM
+    q_ptr = q.ptr
+    dout_ptr = dout.ptr
+    mask_ptr = mask.ptr
+    tops_ptr = mask.tops_ptr
+    cuts_ptr = tables.cuts
+    words_ptr = saved.words
+    pairs_ptr = saved.pairs
     for _ in range(group):
+        q_head = Rows(q_ptr, q.stride)
+        dout_head = Rows(dout_ptr, dout.stride)
+        saved_head = SavedRows(words_ptr, pairs_ptr)
+        tables_head = Tables(tables.drop, tables.hard, cuts_ptr)
+        mask_head = mask_at(mask, mask_ptr, tops_ptr)
         for start in tl.range(begin, whole, BM):
-            dk, dv = key_step(
-                start, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n,
-                words_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
-                E, BE, EV, BEV, BM, False, False, DROP, HARD, CAUSAL, MASK, PRECISION,
+            dk_tile, dv_tile = key_step(
+                start, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, zero, keys,
+                q_head, dout_head, saved_head, tables_head, mask_head, scale_log2, options, BM, False, False,
             )  # fmt: skip
-        if whole < nq:
-            dk, dv = key_step(
-                whole, dk, dv, k, v, columns, hard_columns, limit, zero, keys, nq, nk, q_ptr, q_n, dout_ptr, dout_n,
-                words_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, scale_log2,
-                E, BE, EV, BEV, TAIL_M, True, False, DROP, HARD, CAUSAL, MASK, PRECISION,
+        if whole < mask.nq:
+            dk_tile, dv_tile = key_step(
+                whole, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, zero, keys,
+                q_head, dout_head, saved_head, tables_head, mask_head, scale_log2, options, TAIL_M, True, False,
             )  # fmt: skip
-        q_ptr += q_h
-        dout_ptr += dout_h
-        if MASK != "last":  # of which all heads of a group have the same
-            mask_ptr += mask_h
-        tops_ptr += tops_h
-        cuts_ptr += groups_of(nq) * FLAG_ROWS
-        words_ptr += groups_of(nq) * FLAG_ROWS
-        pairs_ptr += groups_of(nq) * FLAG_ROWS
-    if MASK == "last":
-        there = (keys < without_last(nk, mask_ptr))[:, None]
-        dk = tl.where(there, dk, 0.0)
-        dv = tl.where(there, dv, 0.0)
-    dk = pulled_by_logits(dk * scale, k, pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-    dv = pulled_by_values(dv, v_ptr, keys, v_n, nk, pulls, EV, BEV, PULLS, BIAS)
-    store_tile(dk_ptr, dk, keys, dk_n, nk, E, BE, EDGE_N)
-    store_tile(dv_ptr, dv, keys, dv_n, nk, EV, BEV, EDGE_N)
+        q_ptr += q_step
+        dout_ptr += dout_step
+        if options.MASK != "last":  # of which all heads of a group have the same
+            mask_ptr += mask_step
+        tops_ptr += tops_step
+        cuts_ptr += groups_of(mask.nq) * FLAG_ROWS
+        words_ptr += groups_of(mask.nq) * FLAG_ROWS
+        pairs_ptr += groups_of(mask.nq) * FLAG_ROWS
+    if options.MASK == "last":
+        there = (keys < without_last(mask).nk)[:, None]
+        dk_tile = tl.where(there, dk_tile, 0.0)
+        dv_tile = tl.where(there, dv_tile, 0.0)
+    dk_tile = add_logit_penalty(dk_tile * scale, k_tile, penalties, options, 1, PENALTY, BIAS)
+    dv_tile = add_value_penalty(dv_tile, v, keys, mask.nk, penalties, options, PENALTY, BIAS)
+    store_tile(dk, dk_tile, keys, mask.nk, options.E, options.BE, EDGE_N)
+    store_tile(dv, dv_tile, keys, mask.nk, options.EV, options.BEV, EDGE_N)
 
 
 @triton.jit
 def query_step(
-    start, ahead, dq, columns, hard_columns, q, dout, lse, delta, words, limits, zero, rule, queries, nq, nk,
-    k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale,
-    E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
-    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    start, ahead, dq, columns, hard_columns,  # where it is, and what it changes
+    q_tile, dout_tile, lse, delta, dropping, row_masks, queries,  # of the program's rows
+    k, v, tables, mask, scale, options,
+    BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """What one key tile adds to dQ; also loads the column words of the tile at `ahead`, which comes next."""
     keys = start + tl.arange(0, BN)
-    k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
-    v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    logits = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    if HARD != "none":
+    k_tile = load_tile(k, keys, mask.nk, options.E, options.BE, EDGE)
+    v_tile = load_tile(v, keys, mask.nk, options.EV, options.BEV, EDGE)
+    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=options.PRECISION)
+    logits = to_logits(scores, scale, row_masks, queries[:, None], keys[None, :], mask, options)
+    if options.HARD != "none":
         # −inf whatever the fill: a logit that was set to 0 is a constant, and has no gradient.
         logits = hit_logits(
-            logits, rule, hard_columns[None, :], queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k,
-            same_way(HARD, "neg_inf"), not EDGE, MASK,
+            logits, row_masks, hard_columns[None, :], queries[:, None], keys[None, :], mask, options,
+            same_way(options.HARD, "neg_inf"), not EDGE,
         )  # fmt: skip
-        hard_columns = load_words(hard_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
+        hard_columns = load_words(tables.hard, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
     p = tl.exp2(logits - lse[:, None])
-    p = restrict(p, 0.0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
-    if DROP:
-        p = drop(p, words[:, None], columns[None, :], limits[:, None], zero, not EDGE)
-        columns = load_words(table_ptr, ahead + tl.arange(0, BN), nk, 1, EDGE)
-    dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+    p = restrict(p, 0.0, queries[:, None], keys[None, :], mask, options, EDGE)
+    if options.DROP:
+        p = drop(p, dropping.words[:, None], columns[None, :], dropping.limit[:, None], dropping.zero, not EDGE)
+        columns = load_words(tables.drop, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
+    dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=options.PRECISION)
     ds = p * (dp - delta[:, None])
-    return add_product(dq, ds.to(k.dtype), k, PRECISION), columns, hard_columns
+    return add_product(dq, ds.to(k_tile.dtype), k_tile, options.PRECISION), columns, hard_columns
 
 
 @triton.jit
 def query_tile(
-    first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n,
-    words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-    nq, nk, scale, scale_log2, pulls,
-    EDGE_M: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
-    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    first, q, k, v, dout, dq, saved, tables, mask, scales, penalties, options,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, EDGE_M: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one query tile."""
+    """dQ of BM queries from `first` on. Keys come in tiles of BN, what is left in one of TAIL_N.
+
+    A row that was left undropped gets its true log-sum-exp, and a limit that drops nothing.
+    """
+    scale, scale_log2 = scales
     queries = first + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE_M)
-    dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE_M)
-    lse, delta = load_pairs(pairs_ptr, queries, nq, EDGE_M)
+    q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, EDGE_M)
+    dout_tile = load_tile(dout, queries, mask.nq, options.EV, options.BEV, EDGE_M)
+    lse, delta = load_pairs(saved.pairs, queries, mask.nq, EDGE_M)
     columns = tl.arange(0, BN)
-    hard_columns = load_words(hard_ptr, columns, nk, 1, True) if HARD != "none" else columns
-    if DROP:
-        words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE_M)
+    hard_columns = load_words(tables.hard, columns, mask.nk, 1, True) if options.HARD != "none" else columns
+    if options.DROP:
+        words = load_words(saved.words, queries, mask.nq, INFINITY_BITS, EDGE_M)
         spared = lse == INFINITY_BITS
         lse = tl.where(spared, words, lse)
-        limits = tl.where(spared, -2147483648, tl.load(table_ptr + nk + 1))
-        zero = tl.load(table_ptr + nk + 2)
-        columns = load_words(table_ptr, columns, nk, 1, True)
+        limits = tl.where(spared, -2147483648, tl.load(tables.drop + mask.nk + 1))
+        zero = tl.load(tables.drop + mask.nk + 2)
+        columns = load_words(tables.drop, columns, mask.nk, 1, True)
     else:
         words = queries
         limits = queries
         zero = 0
+    dropping = Dropping(words, limits, zero)
     lse = lse.to(tl.float32, bitcast=True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE_M)
-    rule = expand_rule(rule, 1)
-    end = tl.minimum(nk, first + BM) if CAUSAL else nk
+    row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options, EDGE_M), 1)
+    end = tl.minimum(mask.nk, first + BM) if options.CAUSAL else mask.nk
     whole = end // BN * BN
-    if MASK == "last":
+    if options.MASK == "last":
         whole = (end - 1) // BN * BN
-        nk = without_last(nk, mask_ptr)
-    dq = tl.zeros((BM, BE), tl.float32)
+        mask = without_last(mask)
+    dq_tile = tl.zeros((BM, options.BE), tl.float32)
     for start in tl.range(0, whole, BN):
-        dq, columns, hard_columns = query_step(
-            start, tl.minimum(start + BN, whole - BN), dq, columns, hard_columns, q, dout, lse, delta, words, limits,
-            zero, rule, queries, nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k,
-            scale_log2,
-            E, BE, EV, BEV, BN, False, DROP, HARD, CAUSAL, MASK, PRECISION,
+        dq_tile, columns, hard_columns = query_step(
+            start, tl.minimum(start + BN, whole - BN), dq_tile, columns, hard_columns,
+            q_tile, dout_tile, lse, delta, dropping, row_masks, queries,
+            k, v, tables, mask, scale_log2, options, BN, False,
         )  # fmt: skip
     if whole < end:
         tail = whole + tl.arange(0, TAIL_N)
-        hard_tail = load_words(hard_ptr, tail, nk, 1, True) if HARD != "none" else tail
-        tail = load_words(table_ptr, tail, nk, 1, True) if DROP else tail
-        dq, tail, hard_tail = query_step(
-            whole, whole, dq, tail, hard_tail, q, dout, lse, delta, words, limits, zero, rule, queries,
-            nq, nk, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale_log2,
-            E, BE, EV, BEV, TAIL_N, True, DROP, HARD, CAUSAL, MASK, PRECISION,
+        hard_tail = load_words(tables.hard, tail, mask.nk, 1, True) if options.HARD != "none" else tail
+        tail = load_words(tables.drop, tail, mask.nk, 1, True) if options.DROP else tail
+        dq_tile, tail, hard_tail = query_step(
+            whole, whole, dq_tile, tail, hard_tail, q_tile, dout_tile, lse, delta, dropping, row_masks, queries,
+            k, v, tables, mask, scale_log2, options, TAIL_N, True,
         )  # fmt: skip
-    dq = pulled_by_logits(dq * scale, q, pulls, 0, E, BE, PRECISION, PULLS, BIAS)
-    store_tile(dq_ptr, dq, queries, dq_n, nq, E, BE, EDGE_M)
+    dq_tile = add_logit_penalty(dq_tile * scale, q_tile, penalties, options, 0, PENALTY, BIAS)
+    store_tile(dq, dq_tile, queries, mask.nq, options.E, options.BE, EDGE_M)
 
 
 @triton.jit
 def backward_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr,
-    tops_ptr, mask_ptr, factors_ptr, bias_ptr, grams_ptr, shifts_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n, dq_b, dq_h, dq_n,
-    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, heads, group, nq, nk, scale, scale_log2,
+    q, k, v, dout, dq, dk, dv,  # a tensor, its strides along samples, heads and tokens
+    saved,  # row words; deltas paired with log-sum-exps
+    tables,  # of dropping, of hard masking, cuts of its rows
+    mask,  # elements, four strides, row tops, their three strides
+    penalties,  # factors, biases, Gram matrices, shifts
+    sizes,  # query heads, how many of them share a key head, queries, keys
+    scales,  # of scores, and of logits to the base of two
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     KEY_N: tl.constexpr, KEY_M: tl.constexpr, KEY_TAIL_N: tl.constexpr, KEY_TAIL_M: tl.constexpr,
     QUERY_M: tl.constexpr, QUERY_N: tl.constexpr, QUERY_TAIL_M: tl.constexpr, QUERY_TAIL_N: tl.constexpr,
     GROUP: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sample × key head × (key tiles, then the query tiles of the group's heads), tiles fastest."""
+    """One program owns KEY_N keys, and writes their dK and dV, or QUERY_M queries of a head, and writes their dQ.
+
+    Grid: sample × key head × (key tiles, then the query tiles of the group's heads), tiles fastest.
+    """
+    heads, group, nq, nk = sizes
     if NQ > 0:
         nq = NQ
         nk = NK
@@ -302,63 +321,54 @@ def backward_kernel(
     key_heads = heads // group
     b = (key_head // key_heads).to(tl.int64)
     h = (key_head % key_heads).to(tl.int64)
-    k_ptr += b * k_b + h * k_h
-    v_ptr += b * v_b + h * v_h
-    pulls = pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
+    k_rows = rows_of(k, b, h)
+    v_rows = rows_of(v, b, h)
+    added = penalties_of(penalties, b, h, heads, E)
     if tile < key_tiles:
         first = tile * KEY_N
         head = b * heads + h * group
-        q_ptr += b * q_b + h * group * q_h
-        dout_ptr += b * dout_b + h * group * dout_h
-        dk_ptr += b * dk_b + h * dk_h
-        dv_ptr += b * dv_b + h * dv_h
-        mask_ptr += b * mask_b + h * group * mask_h
-        tops_ptr += b * tops_b + h * group * tops_h
-        cuts_ptr += head * groups_of(nq) * FLAG_ROWS
-        words_ptr += head * groups_of(nq) * FLAG_ROWS
-        pairs_ptr += head * groups_of(nq) * FLAG_ROWS
+        next_head = (q[2], dout[2], mask[2], mask[7])  # strides along heads
+        row = head * groups_of(nq) * FLAG_ROWS
+        q_rows = rows_of(q, b, h * group)
+        dout_rows = rows_of(dout, b, h * group)
+        dk_rows = rows_of(dk, b, h)
+        dv_rows = rows_of(dv, b, h)
+        masked = mask_of(mask, b, h * group, nq, nk)
+        known = Tables(tables[0], tables[1], tables[2] + row)
+        stored = SavedRows(saved[0] + row, saved[1] + row)
         if (nk % KEY_N == 0) | (first + KEY_N <= nk):
             key_tile(
-                first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
-                False, E, BE, EV, BEV, KEY_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                first, group, next_head, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, stored, known, masked,
+                scales, added, Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), PENALTY, BIAS,
+                KEY_N, KEY_M, KEY_TAIL_M, False,
             )  # fmt: skip
         else:
             key_tile(
-                first, group, q_ptr, q_h, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_h, dout_n, dk_ptr, dk_n,
-                dv_ptr, dv_n, words_ptr, pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_h, tops_q,
-                mask_ptr, mask_h, mask_q, mask_k, nq, nk, scale, scale_log2, pulls,
-                True, E, BE, EV, BEV, KEY_TAIL_N, KEY_M, KEY_TAIL_M, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                first, group, next_head, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, stored, known, masked,
+                scales, added, Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), PENALTY, BIAS,
+                KEY_TAIL_N, KEY_M, KEY_TAIL_M, True,
             )  # fmt: skip
     else:
         tile -= key_tiles
         query_head = h * group + tile // query_tiles
         first = (tile % query_tiles) * QUERY_M
         head = b * heads + query_head
-        q_ptr += b * q_b + query_head * q_h
-        dout_ptr += b * dout_b + query_head * dout_h
-        dq_ptr += b * dq_b + query_head * dq_h
-        mask_ptr += b * mask_b + query_head * mask_h
-        tops_ptr += b * tops_b + query_head * tops_h
-        cuts_ptr += head * groups_of(nq) * FLAG_ROWS
-        words_ptr += head * groups_of(nq) * FLAG_ROWS
-        pairs_ptr += head * groups_of(nq) * FLAG_ROWS
+        row = head * groups_of(nq) * FLAG_ROWS
+        q_rows = rows_of(q, b, query_head)
+        dout_rows = rows_of(dout, b, query_head)
+        dq_rows = rows_of(dq, b, query_head)
+        masked = mask_of(mask, b, query_head, nq, nk)
+        known = Tables(tables[0], tables[1], tables[2] + row)
+        stored = SavedRows(saved[0] + row, saved[1] + row)
         if (nq % QUERY_M == 0) | (first + QUERY_M <= nq):
             query_tile(
-                first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-                nq, nk, scale, scale_log2, pulls,
-                False, E, BE, EV, BEV, QUERY_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                first, q_rows, k_rows, v_rows, dout_rows, dq_rows, stored, known, masked,
+                scales, added, Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), PENALTY, BIAS,
+                QUERY_M, QUERY_N, QUERY_TAIL_N, False,
             )  # fmt: skip
         else:
             query_tile(
-                first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, dout_ptr, dout_n, dq_ptr, dq_n, words_ptr,
-                pairs_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k,
-                nq, nk, scale, scale_log2, pulls,
-                True, E, BE, EV, BEV, QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, DROP, hard, CAUSAL, MASK, PRECISION,
-                PULLS, BIAS,
+                first, q_rows, k_rows, v_rows, dout_rows, dq_rows, stored, known, masked,
+                scales, added, Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), PENALTY, BIAS,
+                QUERY_TAIL_M, QUERY_N, QUERY_TAIL_N, True,
             )  # fmt: skip

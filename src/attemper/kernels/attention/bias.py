@@ -9,10 +9,15 @@ import triton.language as tl
 
 @triton.jit
 def tops_kernel(
-    mask_ptr, tops_ptr, mask_b, mask_h, mask_q, mask_k, heads, rows, nk,
+    mask,  # elements, and strides along samples, heads, queries and keys
+    tops_ptr, heads, rows, nk,
     CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sample × head × row tile of the mask itself, tiles fastest. −inf where a row is hidden altogether."""
+    """One program owns the tops of BM rows; −inf where a row is hidden altogether.
+
+    Grid: sample × head × row tile of the mask itself, which may have fewer than attention has; tiles fastest.
+    """
+    mask_ptr, mask_b, mask_h, mask_q, mask_k = mask
     tiles = (rows + BM - 1) // BM
     pid = tl.program_id(0)
     head = pid // tiles

@@ -113,49 +113,40 @@ def hit_constraints(fill):
 
 @triton.jit
 def replace_hits(
-    x, logits, lse, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-    FILL: tl.constexpr, LARGE: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+    x, logits, lse, row_masks, columns, queries, keys, mask, options, FILL: tl.constexpr, LARGE: tl.constexpr
+):
     """`x`, and something else where hard masking hits.
 
-    FILL: 0 ("zero"), −inf ("neg_inf"), or minus the weight of a logit of 0 ("weight"), which takes `lse`, the
-    log-sum-exp of rows as int32 bits; with "rare_" before it in long rows.
+    columns: the words of keys. FILL: 0 ("zero"), −inf ("neg_inf"), or minus the weight of a logit of 0 ("weight"),
+    which takes `lse`, the log-sum-exp of rows as int32 bits; with "rare_" before it in long rows.
     LARGE: not a remainder.
     """
-    if LARGE and MASK != "bias" and not INTERPRETED:
+    if LARGE and options.MASK != "bias" and not INTERPRETED:
         bits = tl.inline_asm_elementwise(
             hit_asm(FILL), hit_constraints(FILL),
             [
                 x.to(tl.int32, bitcast=True), logits.to(tl.int32, bitcast=True),
-                rule[4], columns, rule[5], rule[6], rule[3], lse,
+                row_masks.word, columns, row_masks.limit, row_masks.zero, row_masks.low, lse,
             ],
             dtype=tl.int32, is_pure=True, pack=4,
         )  # fmt: skip
         return bits.to(tl.float32, bitcast=True)
-    hit = (logits > rule[3].to(tl.float32, bitcast=True)) & (rule[4] * columns < rule[5])
-    if MASK == "bias":
-        hit = hit & (load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k) > rule[0])
+    hit = (logits > row_masks.low.to(tl.float32, bitcast=True)) & (row_masks.word * columns < row_masks.limit)
+    if options.MASK == "bias":
+        hit = hit & (load_bias(queries, keys, mask) > row_masks.floor)
     if FILL == "weight" or FILL == "rare_weight":
         return tl.where(hit, -tl.exp2(-lse.to(tl.float32, bitcast=True)), x)
     return tl.where(hit, 0.0 if fills_zero(FILL) else -float("inf"), x)
 
 
 @triton.jit
-def hit_logits(
-    logits, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-    FILL: tl.constexpr, LARGE: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+def hit_logits(logits, row_masks, columns, queries, keys, mask, options, FILL: tl.constexpr, LARGE: tl.constexpr):
     """Logits after hard masking, 0 or −inf (by FILL) where it hits."""
-    return replace_hits(
-        logits, logits, rule[3], rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, FILL, LARGE, MASK
-    )  # fmt: skip
+    return replace_hits(logits, logits, row_masks.low, row_masks, columns, queries, keys, mask, options, FILL, LARGE)
 
 
 @triton.jit
-def hit_weights(
-    logits, lse, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-    HARD: tl.constexpr, LARGE: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+def hit_weights(logits, lse, row_masks, columns, queries, keys, mask, options, LARGE: tl.constexpr):
     """Weights after hard masking, 0 or minus the weight of a logit of 0 (by HARD) where it hits; lse as int32 bits.
 
     A logit that was set to 0 is a constant: it has a weight, but no gradient. Its sign says so.
@@ -168,8 +159,8 @@ def hit_weights(
             "sub.rn.f32 $0, $1, $2;", "=f,f,f", [logits, offset], dtype=tl.float32, is_pure=True, pack=1
         )
     return replace_hits(
-        tl.exp2(difference), logits, lse, rule, columns, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-        same_way(HARD, "weight" if fills_zero(HARD) else "zero"), LARGE, MASK,
+        tl.exp2(difference), logits, lse, row_masks, columns, queries, keys, mask, options,
+        same_way(options.HARD, "weight" if fills_zero(options.HARD) else "zero"), LARGE,
     )  # fmt: skip
 
 

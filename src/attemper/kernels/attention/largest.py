@@ -16,59 +16,59 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attemper.kernels.common.groups import Dropping, Options, Tables
 from attemper.kernels.common.stream import row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
-    expand_rule,
+    expand_row_masks,
     groups_of,
     load_bias,
-    load_rule,
+    load_row_masks,
     load_tile,
+    mask_of,
     restrict,
+    rows_of,
     to_logits,
 )
 
 
 @triton.jit
 def allowed_logits(
-    start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-    E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, scale, options,
+    BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Logits of one key tile, −inf where a key is not allowed, or (DROP) was dropped before."""
     keys = start + tl.arange(0, BN)
-    k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    x = to_logits(scores, scale, rule, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, MASK)
-    if EDGE or CAUSAL or DROP or MASK != "none":
-        allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
-        if DROP:
-            columns = tl.load(table_ptr + keys, mask=keys < nk, other=1)
-            allowed = allowed & ((words[:, None] * columns[None, :] >= limit) | (spared[:, None] > 0))
+    k_tile = load_tile(k, keys, mask.nk, options.E, options.BE, EDGE)
+    scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=options.PRECISION)
+    x = to_logits(scores, scale, row_masks, queries[:, None], keys[None, :], mask, options)
+    if EDGE or options.CAUSAL or options.DROP or options.MASK != "none":
+        allowed = is_allowed(row_masks, queries, keys, mask, options, EDGE)
+        if options.DROP:
+            columns = tl.load(tables.drop + keys, mask=keys < mask.nk, other=1)
+            kept = dropping.words[:, None] * columns[None, :] >= dropping.limit
+            allowed = allowed & (kept | (spared[:, None] > 0))
         x = tl.where(allowed, x, -float("inf"))
     return x
 
 
 @triton.jit
-def is_allowed(
-    rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, EDGE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr
-):  # fmt: skip
+def is_allowed(row_masks, queries, keys, mask, options, EDGE: tl.constexpr):
     """Boolean (rows, keys): what masks leave in reach."""
     one = tl.full((queries.shape[0], keys.shape[0]), 1, tl.int32)
-    one = restrict(one, 0, queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k, EDGE, CAUSAL, MASK)
-    if MASK == "bias":
-        bias = load_bias(queries[:, None], keys[None, :], nq, nk, mask_ptr, mask_q, mask_k)
-        return (one > 0) & (bias > rule[0])
+    one = restrict(one, 0, queries[:, None], keys[None, :], mask, options, EDGE)
+    if options.MASK == "bias":
+        bias = load_bias(queries[:, None], keys[None, :], mask)
+        return (one > 0) & (bias > row_masks.floor)
     return one > 0
 
 
 @triton.jit
-def census(
-    end, rule, words, limit, hard_words, hard_limit, queries, nq, nk, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k,
-    BN: tl.constexpr, BM: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """Who is left in every row, without a look at logits.
+def count_keys(
+    end, row_masks, dropping, hard_dropping, queries, tables, mask, options, BN: tl.constexpr, BM: tl.constexpr
+):
+    """How many keys are left in every row, without a look at logits.
 
     Returns whether dropping came first and would have emptied the row, so that it spared it; how many keys hard masking
     then finds; and how many of them it would keep, whatever their logits.
@@ -79,17 +79,17 @@ def census(
     undropped_kept = tl.zeros((BM,), tl.int32)
     for start in tl.range(0, end, BN):
         keys = start + tl.arange(0, BN)
-        allowed = is_allowed(rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, True, CAUSAL, MASK)
-        columns = tl.load(hard_ptr + keys, mask=keys < nk, other=1)
-        keep = allowed & (hard_words[:, None] * columns[None, :] >= hard_limit)
+        allowed = is_allowed(row_masks, queries, keys, mask, options, True)
+        columns = tl.load(tables.hard + keys, mask=keys < mask.nk, other=1)
+        keep = allowed & (hard_dropping.words[:, None] * columns[None, :] >= hard_dropping.limit)
         undropped += tl.sum(allowed.to(tl.int32), 1)
         undropped_kept += tl.sum(keep.to(tl.int32), 1)
-        if DROP:
-            columns = tl.load(table_ptr + keys, mask=keys < nk, other=1)
-            stays = words[:, None] * columns[None, :] >= limit
+        if options.DROP:
+            columns = tl.load(tables.drop + keys, mask=keys < mask.nk, other=1)
+            stays = dropping.words[:, None] * columns[None, :] >= dropping.limit
             found += tl.sum((allowed & stays).to(tl.int32), 1)
             kept += tl.sum((keep & stays).to(tl.int32), 1)
-    if DROP:
+    if options.DROP:
         spared = (found == 0).to(tl.int32)
         return spared, tl.where(spared > 0, undropped, found), tl.where(spared > 0, undropped_kept, kept)
     return found, undropped, undropped_kept
@@ -182,48 +182,44 @@ def store_cuts(cuts_ptr, queries, nq, value, below, word, none):
 
 @triton.jit
 def cuts_rows(
-    first, head, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest,
-    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
-    SECOND: tl.constexpr,
-    SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    first, head, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest, options,
+    BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr, SECOND: tl.constexpr,
+    SPARE: tl.constexpr,
 ):  # fmt: skip
-    """Everything of one query tile."""
+    """Everything of BM queries from `first` on; the arguments are those of the kernel."""
+    heads, group, nq, nk = sizes
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + (h // group) * k_h
-    mask_ptr += b * mask_b + h * mask_h
-    tops_ptr += b * tops_b + h * tops_h
+    q = rows_of(q, b, h)
+    k = rows_of(k, b, h // group)
+    mask = mask_of(mask, b, h, nq, nk)
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
+    tables = Tables(tables[0], tables[1], cuts_ptr)
     queries = first + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
-    rule = expand_rule(rule, 1)
-    hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
-    hard_limit = tl.load(hard_ptr + nk + 1)
+    q_tile = load_tile(q, queries, nq, options.E, options.BE, True)
+    row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
+    hard_words = row_words(tl.load(tables.hard + nk), head, queries)
+    hard_dropping = Dropping(hard_words, tl.load(tables.hard + nk + 1), 0)
     words = queries
     limit = 0
-    if DROP:
-        words = row_words(tl.load(table_ptr + nk), head, queries)
-        limit = tl.load(table_ptr + nk + 1)
-    end = tl.minimum(nk, first + BM) if CAUSAL else nk
+    if options.DROP:
+        words = row_words(tl.load(tables.drop + nk), head, queries)
+        limit = tl.load(tables.drop + nk + 1)
+    dropping = Dropping(words, limit, 0)
+    end = tl.minimum(nk, first + BM) if options.CAUSAL else nk
     spared = queries * 0
     none = queries < 0
-    if SPARE or DROP:
-        spared, found, kept = census(
-            end, rule, words, limit, hard_words, hard_limit, queries, nq, nk, table_ptr, hard_ptr, mask_ptr, mask_q,
-            mask_k, BN, BM, DROP, CAUSAL, MASK,
-        )  # fmt: skip
+    if SPARE or options.DROP:
+        spared, found, kept = count_keys(
+            end, row_masks, dropping, hard_dropping, queries, tables, mask, options, BN, BM
+        )
         if SPARE:
             none = (found <= k_largest) & (kept == 0)
 
     columns = tl.arange(0, BN)
     if WAY == "whole":
         x = allowed_logits(
-            0, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k, scale,
-            E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
+            0, q_tile, row_masks, spared, dropping, queries, k, tables, mask, scale, options, BN, True
         )  # fmt: skip
         value, below = whole_row(x, k_largest)
     else:
@@ -235,8 +231,7 @@ def cuts_rows(
             slots = tl.zeros((BM, SLOTS), tl.float32) + tl.where(at <= k_largest, -float("inf"), float("inf"))[None, :]
             for start in tl.range(0, end, BN):
                 x = allowed_logits(
-                    start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                    mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
+                    start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, scale, options, BN, True
                 )  # fmt: skip
                 if SECOND:
                     x = tl.where(x >= reached[:, None], x, -float("inf"))
@@ -250,8 +245,7 @@ def cuts_rows(
                 shift = (tl.zeros((BM,), tl.int32) + (28 - 4 * level)).to(tl.uint32)
                 for start in tl.range(0, end, BN):
                     x = allowed_logits(
-                        start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                        mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
+                        start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, scale, options, BN, True
                     )  # fmt: skip
                     counts = count_digits(x, counts, base, shift)
                 base = read_digits(counts, base, shift, k_largest)
@@ -262,8 +256,7 @@ def cuts_rows(
             below = tl.where(unknown, -float("inf"), below)
             for start in tl.range(0, end, BN):
                 x = allowed_logits(
-                    start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q,
-                    mask_k, scale, E, BE, BN, True, DROP, CAUSAL, MASK, PRECISION,
+                    start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, scale, options, BN, True
                 )  # fmt: skip
                 below = tl.maximum(below, tl.max(tl.where(x < value[:, None], x, -float("inf")), 1))
     store_cuts(cuts_ptr, queries, nq, value, below, hard_words, none)
@@ -271,19 +264,25 @@ def cuts_rows(
 
 @triton.jit
 def cuts_kernel(
-    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest, flags, unsure_rows,
+    q, k,  # a tensor, its strides along samples, heads and tokens
+    cuts_ptr, unsure_ptr,  # what it writes, and the flags of `maxima_kernel`
+    tables,  # of dropping, of hard masking
+    mask,  # elements, four strides, row tops, their three strides
+    sizes,  # query heads, how many of them share a key head, queries, keys
+    scale,  # of logits to the base of two
+    k_largest, flags, unsure_rows,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
     SECOND: tl.constexpr, SPAN: tl.constexpr,
     SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sample × head × query tile, tiles fastest; or, where SPAN is not 0, spans of so many flags.
+    """One program owns the cuts of BM rows. Grid: sample × head × query tile, tiles fastest.
 
+    Where SPAN is not 0, it owns SPAN flags, and the rows of those that are set. Grid: spans of flags.
     SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
     SECOND: `maxima.maxima_kernel` has been here, with tiles of `unsure_rows`, and only those that it flagged are looked
     at. It has left a number for each of their rows that the k + 1 largest reach; "slots" passes over what does not.
     """
+    _, _, nq, _ = sizes
     if SPAN == 0:
         tiles = (nq + BM - 1) // BM
         pid = tl.program_id(0)
@@ -294,10 +293,8 @@ def cuts_kernel(
             if tl.load(unsure_ptr + head * unsure_tiles + first // unsure_rows) == 0:
                 return
         cuts_rows(
-            first, head, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-            q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-            heads, group, nq, nk, scale, k_largest,
-            E, BE, BM, BN, WAY, SLOTS, SECOND, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            first, head, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest,
+            Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION), BM, BN, WAY, SLOTS, SECOND, SPARE,
         )  # fmt: skip
     else:
         tiles = (nq + unsure_rows - 1) // unsure_rows
@@ -309,8 +306,7 @@ def cuts_kernel(
                     first = (spot % tiles) * unsure_rows
                     for row in range(first, tl.minimum(first + unsure_rows, nq), BM):
                         cuts_rows(
-                            row, spot // tiles, q_ptr, k_ptr, cuts_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-                            q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-                            heads, group, nq, nk, scale, k_largest,
-                            E, BE, BM, BN, WAY, SLOTS, SECOND, SPARE, DROP, CAUSAL, MASK, PRECISION,
+                            row, spot // tiles, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest,
+                            Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
+                            BM, BN, WAY, SLOTS, SECOND, SPARE,
                         )  # fmt: skip

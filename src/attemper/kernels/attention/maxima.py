@@ -18,9 +18,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.attention.largest import allowed_logits, census, store_cuts
+from attemper.kernels.attention.largest import allowed_logits, count_keys, store_cuts
+from attemper.kernels.common.groups import Dropping, Options, Tables
 from attemper.kernels.common.stream import row_words
-from attemper.kernels.common.tiles import FLAG_ROWS, expand_rule, groups_of, load_rule, load_tile
+from attemper.kernels.common.tiles import (
+    FLAG_ROWS,
+    expand_row_masks,
+    groups_of,
+    load_row_masks,
+    load_tile,
+    mask_of,
+    rows_of,
+)
 
 
 @triton.jit
@@ -134,58 +143,65 @@ def draw(best, DEPTH: tl.constexpr):
 
 @triton.jit
 def maxima_tile(
-    first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q, mask_ptr,
-    mask_q, mask_k, nq, nk, scale, k_largest,
-    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
-    SUMS: tl.constexpr, DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest, options,
+    BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr, SUMS: tl.constexpr,
+    DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr,
 ):  # fmt: skip
-    """Everything of one query tile. The pointers stand at the tile's sample and head, `unsure_ptr` at its flag."""
+    """Everything of BM queries from `first_row` on; `unsure_ptr` stands at their flag.
+
+    Keys come in tiles of BN, what is left in tiles of REST_N. The lists of all rows have LISTS columns: a list for
+    every thread that shares the row. They hold the DEPTH = k + 1 largest.
+    """
+    nq = mask.nq
+    nk = mask.nk
     queries = first_row + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, "none")
-    rule = expand_rule(rule, 1)
-    zero = tl.load(hard_ptr + nk + 2)
-    hard_words = row_words(tl.load(hard_ptr + nk), head, queries)
+    q_tile = load_tile(q, queries, nq, options.E, options.BE, EDGE)
+    row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
+    zero = tl.load(tables.hard + nk + 2)
+    hard_words = row_words(tl.load(tables.hard + nk), head, queries)
     words = queries
     limit = 0
-    if DROP:
-        words = row_words(tl.load(table_ptr + nk), head, queries)
-        limit = tl.load(table_ptr + nk + 1)
-    end = tl.minimum(nk, first_row + BM) if CAUSAL else nk
+    if options.DROP:
+        words = row_words(tl.load(tables.drop + nk), head, queries)
+        limit = tl.load(tables.drop + nk + 1)
+    dropping = Dropping(words, limit, 0)
+    end = tl.minimum(nk, first_row + BM) if options.CAUSAL else nk
     spared = queries * 0
     none = queries < 0
-    if SPARE or DROP:
+    if SPARE or options.DROP:
         counted = end
-        if MASK == "none" and not DROP:
-            fewest = tl.minimum(nk, first_row + 1) if CAUSAL else nk
+        if options.MASK == "none" and not options.DROP:
+            fewest = tl.minimum(nk, first_row + 1) if options.CAUSAL else nk
             counted = 0 if fewest > k_largest else end  # no row has so few keys that all of them are among the largest
-        spared, found, kept = census(
-            counted, rule, words, limit, hard_words, tl.load(hard_ptr + nk + 1), queries, nq, nk, table_ptr, hard_ptr,
-            mask_ptr, mask_q, mask_k, BN, BM, DROP, CAUSAL, MASK,
-        )  # fmt: skip
+        hard_dropping = Dropping(hard_words, tl.load(tables.hard + nk + 1), 0)
+        spared, found, kept = count_keys(
+            counted, row_masks, dropping, hard_dropping, queries, tables, mask, options, BN, BM
+        )
         if SPARE:
             none = (found <= k_largest) & (kept == 0) & (counted > 0)
 
     # A factor above 0 changes no order, so the k + 1 largest are found first, and become logits then.
-    factor = 1.0 if MASK != "bias" else scale
+    factor = 1.0 if options.MASK != "bias" else scale
     lists = no_entries(tl.full((BM, LISTS), -float("inf"), tl.float32), DEPTH, BN // LISTS)
-    whole = (tl.minimum(first_row, nk) if CAUSAL else nk) // BN * BN  # keys of these tiles are no row's future
+    whole = (tl.minimum(first_row, nk) if options.CAUSAL else nk) // BN * BN  # keys of these tiles are no row's future
     for start in tl.range(0, whole, BN):
         x = allowed_logits(
-            start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
-            factor, E, BE, BN, False, DROP, False, MASK, PRECISION,
+            start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, factor,
+            Options(  # not causal
+                options.E, options.BE, options.EV, options.BEV, options.DROP, options.HARD, False, options.MASK,
+                options.PRECISION,
+            ),
+            BN, False,
         )  # fmt: skip
         lists = play(x, lists, zero + 1, zero - 1, LISTS, False, SUMS, DEPTH, BN // LISTS)
     for start in tl.range(whole, end, REST_N, num_stages=1):
         x = allowed_logits(
-            start, q, rule, spared, words, limit, queries, nq, nk, k_ptr, k_n, table_ptr, mask_ptr, mask_q, mask_k,
-            factor, E, BE, REST_N, True, DROP, CAUSAL, MASK, PRECISION,
-        )  # fmt: skip
+            start, q_tile, row_masks, spared, dropping, queries, k, tables, mask, factor, options, REST_N, True
+        )
         lists = play(x, lists, zero + 1, zero - 1, LISTS, False, SUMS, DEPTH, BN // LISTS)
 
     value, below, together = draw(gather(lists, (), 0, DEPTH, DEPTH, BN // LISTS), DEPTH)
-    if MASK != "bias":
+    if options.MASK != "bias":
         value = value * scale
         below = tl.where(scale > 0, below * scale, -float("inf"))
     unsure = together | ((value == below) & (value > -float("inf"))) | (scale <= 0)
@@ -196,16 +212,19 @@ def maxima_tile(
 
 @triton.jit
 def maxima_kernel(
-    q_ptr, k_ptr, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, k_largest: tl.constexpr,
+    q, k, cuts_ptr, unsure_ptr, tables, mask, sizes, scale,  # as in `largest.cuts_kernel`
+    k_largest: tl.constexpr,
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
     TAIL_M: tl.constexpr, TAIL_BN: tl.constexpr, TAIL_REST_N: tl.constexpr, TAIL_LISTS: tl.constexpr,
     SUMS: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid, arguments and answer of `largest.cuts_kernel`; unsure: a flag per program, whether to ask that one."""
+    """One program owns BM rows: their cuts, and a flag that says whether `largest.cuts_kernel` must look again.
+
+    Grid: sample × head × query tile, tiles fastest. NQ and NK are 0 where sizes are no compile-time constants.
+    """
+    heads, group, nq, nk = sizes
     if NQ > 0:
         nq = NQ
     if NK > 0:
@@ -216,22 +235,21 @@ def maxima_kernel(
     first_row = (pid % tiles) * BM
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + (h // group) * k_h
-    mask_ptr += b * mask_b + h * mask_h
-    tops_ptr += b * tops_b + h * tops_h
+    q = rows_of(q, b, h)
+    k = rows_of(k, b, h // group)
+    mask = mask_of(mask, b, h, nq, nk)
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
+    tables = Tables(tables[0], tables[1], cuts_ptr)
     unsure_ptr += pid
     if (nq % BM == 0) | (first_row + BM <= nq):
         maxima_tile(
-            first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
-            mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, BM, BN, REST_N, LISTS, SUMS, k_largest + 1, False, SPARE, DROP, CAUSAL, MASK, PRECISION,
+            first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
+            BM, BN, REST_N, LISTS, SUMS, k_largest + 1, False, SPARE,
         )  # fmt: skip
     else:
         maxima_tile(
-            first_row, head, q_ptr, q_n, k_ptr, k_n, cuts_ptr, unsure_ptr, table_ptr, hard_ptr, tops_ptr, tops_q,
-            mask_ptr, mask_q, mask_k, nq, nk, scale, k_largest,
-            E, BE, TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, SUMS, k_largest + 1, True,
-            SPARE, DROP, CAUSAL, MASK, PRECISION,
+            first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
+            TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, SUMS, k_largest + 1, True, SPARE,
         )  # fmt: skip

@@ -17,12 +17,12 @@ from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
-    Pulls,
+    PenaltyGradients,
     mask_arguments,
     on_device,
+    penalty_gradient_arguments,
     precision,
-    pull_arguments,
-    tops_arguments,
+    strided,
     unit_stride,
 )
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, padded, tail, whole_plan
@@ -89,6 +89,13 @@ def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
     return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
 
 
+def _tables(
+    table: Tensor | None, hard: Tensor | None, cuts: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What kernels read of `groups.Tables`. like: what to point at where there is none."""
+    return like if table is None else table, like if hard is None else hard, like if cuts is None else cuts
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
@@ -105,15 +112,12 @@ def forward(
         return out, stats, flags
     static = is_static(nq, nk)
     plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
-    masked, mask_strides, kind = mask_arguments(mask, q)
-    row_top, tops_strides = tops_arguments(tops, q)
+    masked, kind = mask_arguments(mask, tops, q)
     fixed = plan.fixed and q.dtype != torch.float16
     plain = fixed and table is None and fill == "none" and kind == "none" and not causal
     arguments = (
-        q, k, v, out, stats, stats[-1], flags, stats if table is None else table,
-        stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *mask_strides, *tops_strides,
-        heads, heads // k.shape[1], nq, nk, scale * LOG2E,
+        strided(q), strided(k), strided(v), strided(out), (stats, stats[-1], flags), _tables(table, hard, cuts, stats),
+        masked, (heads, heads // k.shape[1], nq, nk), scale * LOG2E,
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
@@ -143,43 +147,41 @@ def _backward(
 def backward_into(
     grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
     flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
-    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *, pulls: Pulls | None = None,
+    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *,
+    penalty_gradients: PenaltyGradients | None = None,
 ) -> None:  # fmt: skip
     """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side.
 
-    pulls: what penalties add to them.
+    penalty_gradients: what penalties add to them.
     """
     from attemper.kernels.attention.backward import backward_kernel, delta_kernel
     from attemper.kernels.attention.repair import spared_kernel
     from attemper.kernels.attention.whole import whole_kernel
 
     q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
-    dq, dk, dv = grads
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     if out.numel() == 0:
         for grad in grads:
             grad.zero_()
         return
     static = is_static(nq, nk)
-    masked, mask_strides, kind = mask_arguments(mask, q)
-    row_top, tops_strides = tops_arguments(tops, q)
+    masked, kind = mask_arguments(mask, tops, q)
     group = heads // k.shape[1]
-    read = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3])
-    keyed = (*dk.stride()[:3], *dv.stride()[:3], *mask_strides, *tops_strides)
-    words = stats if table is None else table
-    known = (stats if hard is None else hard, stats if cuts is None else cuts, row_top, masked)
+    q_rows, k_rows, v_rows, dout_rows, out_rows = (strided(t) for t in (q, k, v, dout, out))
+    dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
+    tables, scales = _tables(table, hard, cuts, stats), (scale, scale * LOG2E)
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
-    pulling, pull_constants = pull_arguments(pulls, stats)
+    penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
     small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None) if static and group == 1 else None
     if small is not None:
         with on_device(q):
             whole_kernel[(batch * heads,)](
-                q, k, v, out, dout, dq, dk, dv, stats, stats[-1], flags, words, *known, *pulling,
-                *read, *out.stride()[:3], *dq.stride()[:3], *keyed, heads, scale, scale * LOG2E,
-                **constants, **pull_constants, NQ=nq, NK=nk, DROP=table is not None,
+                q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows, (stats, stats[-1], flags),
+                tables, masked, penalty_tensors, heads, scales,
+                **constants, **penalty_constants, NQ=nq, NK=nk, DROP=table is not None,
                 BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
                 num_warps=small.warps, num_stages=1, maxnreg=small.registers,
             )  # fmt: skip
@@ -187,15 +189,14 @@ def backward_into(
     plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
     pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
     tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
-    sizes = (heads, group, nq, nk, scale, scale * LOG2E)
+    saved, sizes = (stats[-1], pairs), (heads, group, nq, nk)
     with on_device(q):
         delta_kernel[(batch * heads * -(-nq // DELTA_ROWS),)](
-            out, dout, stats, pairs, *out.stride()[:3], *dout.stride()[:3], heads, nq,
-            EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
-        )  # fmt: skip
+            out_rows, dout_rows, stats, pairs, heads, nq, EV=ev, BEV=padded(ev), BM=DELTA_ROWS
+        )
         backward_kernel[(batch * k.shape[1] * tiles,)](
-            q, k, v, dout, dq, dk, dv, stats[-1], pairs, words, *known, *pulling,
-            *read, *dq.stride()[:3], *keyed, *sizes, **constants, **pull_constants,
+            q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked, penalty_tensors,
+            sizes, scales, **constants, **penalty_constants,
             NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m,
             KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),
@@ -208,8 +209,8 @@ def backward_into(
             each = group * flags.shape[2]
             share = each * max(1, SPAN // each)
             spared_kernel[(-(-flags.numel() // share),)](
-                q, k, v, dout, dk, dv, stats[-1], flags, pairs, *known, *read, *keyed, *sizes, share, flags.numel(),
-                **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
+                q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked, sizes, scales,
+                share, flags.numel(), **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
             )  # fmt: skip
 
 

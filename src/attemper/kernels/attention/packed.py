@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.attention import operators as library
+from attemper.kernels.attention import operators
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.common.launch import DEVICES
 
@@ -62,20 +62,20 @@ def _either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tenso
     if is_packed(qkv, q, k, v):
         out: Tensor = torch.ops.attemper.packed_attention(qkv, q.shape[1], *others)[0]
         return out
-    return library.fused_attention(q, k, v, *others)
+    return operators.fused_attention(q, k, v, *others)
 
 
 def _forward(qkv: Tensor, heads: int, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return library.forward(*parts(qkv, heads), *others)
+    return operators.forward(*parts(qkv, heads), *others)
 
 
 def _forward_fake(qkv: Tensor, heads: int, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return library.forward_fake(*parts(qkv, heads), *others)
+    return operators.forward_fake(*parts(qkv, heads), *others)
 
 
 def _backward(dout: Tensor, qkv: Tensor, heads: int, *others: Any) -> Tensor:
     grad = _backward_fake(dout, qkv)
-    library.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others)
+    operators.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others)
     return grad
 
 
@@ -104,4 +104,4 @@ for _device in DEVICES:
 torch.library.register_fake("attemper::packed_attention", _forward_fake)
 torch.library.register_fake("attemper::packed_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::packed_attention", _gradients, setup_context=_save)
-torch.library.register_autograd("attemper::packed_attention_backward", library.no_second_gradients)
+torch.library.register_autograd("attemper::packed_attention_backward", operators.no_second_gradients)

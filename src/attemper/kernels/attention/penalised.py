@@ -2,7 +2,7 @@
 
 A penalty reads Q, K or V and adds to their gradients. By itself it would have to read, add and write all three of them
 once more, which takes as long as a third of attention's backward pass. Here the backward kernels add it to what they
-are about to write (`pulls.py`).
+are about to write (`penalty_gradients.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.attention import operators as library
+from attemper.kernels.attention import operators
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.attention.packed import is_packed, parts
-from attemper.kernels.common.launch import DEVICES, Pulls
+from attemper.kernels.common.launch import DEVICES, PenaltyGradients
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
 from attemper.kernels.penalties.outputs import square_and_sums, totals
@@ -58,7 +58,7 @@ def _with_squares(
     if is_packed(qkv, q, k, v):
         results = torch.ops.attemper.penalised_attention(qkv, bias, q.shape[1], values, logits, *others)
         return results[0], results[3]
-    out = library.fused_attention(q, k, v, *others)
+    out = operators.fused_attention(q, k, v, *others)
     if not torch.compiler.is_compiling():
         qkv = qkv.clone()  # which the model may overwrite, since attention did not keep it
     (q, k, v), biases = qkv.chunk(3, -1), (None, None, None) if bias is None else bias.chunk(3)
@@ -74,7 +74,7 @@ def _forward(
     qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool, *others: Any
 ) -> tuple[Tensor, ...]:
     """Output, stats, flags; squares; the sums of tokens that the bias' gradient needs; Gram matrices and shifts."""
-    out, stats, flags = library.forward(*parts(qkv, heads), *others)
+    out, stats, flags = operators.forward(*parts(qkv, heads), *others)
     begin = qkv.shape[2] // 3 * 2
     squares, sums, grams, shifts = [], [], qkv.new_empty(0), qkv.new_empty(0, dtype=torch.float32)
     if values:
@@ -103,7 +103,7 @@ def _forward_fake(
     shifts = (0,) if not logits else (qkv.shape[0], 0 if bias is None else 2 * third)
     sizes = ((values + logits,), ((values + 2 * logits) * third,), shifts)
     squares, sums, shifted = (qkv.new_empty(size, dtype=torch.float32) for size in sizes)
-    return (*library.forward_fake(*parts(qkv, heads), *others), squares, sums, grams, shifted)
+    return (*operators.forward_fake(*parts(qkv, heads), *others), squares, sums, grams, shifted)
 
 
 def _backward(
@@ -112,8 +112,8 @@ def _backward(
 ) -> Tensor:  # fmt: skip
     grad = _backward_fake(dout, factors, qkv)
     bias = None if bias is None else bias.contiguous()
-    pulls = Pulls(factors, bias, grams if grams.numel() else None, shifts, values)
-    library.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others, pulls=pulls)
+    penalty_gradients = PenaltyGradients(factors, bias, grams if grams.numel() else None, shifts, values)
+    operators.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others, penalty_gradients=penalty_gradients)
     return grad
 
 
@@ -159,4 +159,4 @@ for _device in DEVICES:
 torch.library.register_fake("attemper::penalised_attention", _forward_fake)
 torch.library.register_fake("attemper::penalised_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::penalised_attention", _gradients, setup_context=_save)
-torch.library.register_autograd("attemper::penalised_attention_backward", library.no_second_gradients)
+torch.library.register_autograd("attemper::penalised_attention_backward", operators.no_second_gradients)

@@ -15,7 +15,7 @@ from attemper.kernels.common.launch import (
     mask_arguments,
     on_device,
     precision,
-    tops_arguments,
+    strided,
     unit_stride,
 )
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
@@ -85,12 +85,12 @@ def _row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
     from attemper.kernels.attention.bias import tops_kernel
 
     tops = _row_tops_fake(mask, queries, causal)
-    _, strides, _ = mask_arguments(mask, mask)
+    elements, _ = mask_arguments(mask, None, mask)
     if tops.numel():
         block = 32
         with on_device(mask):
             tops_kernel[(tops.shape[0] * tops.shape[1] * -(-tops.shape[2] // block),)](
-                mask, tops, *strides, tops.shape[1], tops.shape[2], mask.shape[3], CAUSAL=causal, BM=block, BN=64
+                elements[:5], tops, tops.shape[1], tops.shape[2], mask.shape[3], CAUSAL=causal, BM=block, BN=64
             )
     return tops
 
@@ -111,16 +111,14 @@ def _row_cuts(
     (batch, heads, nq, e), nk = q.shape, k.shape[2]
     if cuts.numel() == 0:
         return cuts
-    masked, mask_strides, kind = mask_arguments(mask, q)
-    row_top, tops_strides = tops_arguments(tops, q)
+    masked, kind = mask_arguments(mask, tops, q)
     fast = maxima_plan(nk, largest, padded(e), q.dtype, mask is None and table is None and not causal)
     plan = cuts_plan(nk, largest, padded(e), q.dtype)
     tiles = 1 if fast is None else -(-nq // fast.m)
     unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
     arguments = (
-        q, k, cuts, unsure, hard if table is None else table, hard, row_top, masked,
-        *q.stride()[:3], *k.stride()[:3], *mask_strides, *tops_strides,
-        heads, heads // k.shape[1], nq, nk, scale * LOG2E, largest,
+        strided(q), strided(k), cuts, unsure, (hard if table is None else table, hard), masked,
+        (heads, heads // k.shape[1], nq, nk), scale * LOG2E, largest,
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "SPARE": spare, "DROP": table is not None, "CAUSAL": causal, "MASK": kind,

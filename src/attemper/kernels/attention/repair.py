@@ -12,86 +12,82 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import key_step
-from attemper.kernels.attention.forward import online_step
-from attemper.kernels.common.stream import row_words
+from attemper.kernels.attention.forward import load_dropping, online_step
+from attemper.kernels.common.groups import Options, SavedRows, Stats, Tables
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
-    expand_rule,
+    expand_row_masks,
     groups_of,
-    load_rule,
+    load_row_masks,
     load_tile,
     load_words,
+    mask_of,
+    rows_of,
     store_tile,
     without_last,
 )
 
 
 @triton.jit
-def repair_rows(
-    first, head, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, lse_ptr, words_ptr, flag_ptr, table_ptr,
-    hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk, scale,
-    E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
-    DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Compute FLAG_ROWS rows again with a running maximum, and once more where a row has lost all of its keys."""
+def repair_rows(first, head, q, k, v, out, stats, tables, mask, scale, options, BN: tl.constexpr):
+    """Compute FLAG_ROWS rows again with a running maximum, and once more where a row has lost all of its keys.
+
+    stats.flags stands at the flag of these rows, and is 1 from then on where one was left undropped.
+    """
     queries = first + tl.arange(0, FLAG_ROWS)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, True)
-    if DROP:
-        limit = tl.load(table_ptr + nk + 1)
-        words = row_words(tl.load(table_ptr + nk), head, queries)
-    else:
-        limit = 0
-        words = queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD)
-    rule = expand_rule(rule, 1)
-    if MASK == "last":
-        nk = without_last(nk, mask_ptr)
-    end = tl.minimum(nk, first + FLAG_ROWS) if CAUSAL else nk
+    q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, True)
+    dropping = load_dropping(head, queries, mask.nk, tables, options.DROP)
+    row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
+    if options.MASK == "last":
+        mask = without_last(mask)
+    end = tl.minimum(mask.nk, first + FLAG_ROWS) if options.CAUSAL else mask.nk
     spared = tl.zeros((FLAG_ROWS,), tl.int32)
-    acc = tl.zeros((FLAG_ROWS, BEV), tl.float32)
+    acc = tl.zeros((FLAG_ROWS, options.BEV), tl.float32)
     total = tl.zeros((FLAG_ROWS,), tl.float32)
     top = tl.zeros((FLAG_ROWS,), tl.float32)
     again = first >= 0
     for attempt in range(2):  # noqa: B007
         if again:
-            acc = tl.zeros((FLAG_ROWS, BEV), tl.float32)
+            acc = tl.zeros((FLAG_ROWS, options.BEV), tl.float32)
             total = tl.zeros((FLAG_ROWS,), tl.float32)
             seen = tl.zeros((FLAG_ROWS,), tl.float32)
             top = tl.full((FLAG_ROWS,), -float("inf"), tl.float32)
             for start in tl.range(0, end, BN):
                 acc, total, seen, top = online_step(
-                    start, acc, total, seen, top, q, spared, words, limit, rule, queries, nq, nk, k_ptr, k_n, v_ptr,
-                    v_n, table_ptr, hard_ptr, mask_ptr, mask_q, mask_k, scale, E, BE, EV, BEV, BN, True, DROP, True,
-                    HARD, CAUSAL, MASK, PRECISION,
+                    start, acc, total, seen, top, q_tile, spared, dropping, row_masks, queries,
+                    k, v, tables, mask, scale, options, BN, True, True,
                 )  # fmt: skip
-            if DROP and MASK == "bias":
-                lost = (seen == 0.0) & (queries < nq)
+            if options.DROP and options.MASK == "bias":
+                lost = (seen == 0.0) & (queries < mask.nq)
             else:
-                lost = (top == -float("inf")) & (queries < nq)
+                lost = (top == -float("inf")) & (queries < mask.nq)
             spared = tl.where(lost, 1, spared)
-            again = tl.max(lost.to(tl.int32), 0) > 0 if DROP else first < 0
+            again = tl.max(lost.to(tl.int32), 0) > 0 if options.DROP else first < 0
 
     empty = total == 0.0
-    store_tile(out_ptr, acc / tl.where(empty, 1.0, total)[:, None], queries, out_n, nq, EV, BEV, True)
+    result = acc / tl.where(empty, 1.0, total)[:, None]
+    store_tile(out, result, queries, mask.nq, options.EV, options.BEV, True)
     lse = tl.where(empty, float("inf"), top + tl.log2(total)).to(tl.int32, bitcast=True)
-    if DROP:
+    if options.DROP:
         spared = tl.where(empty, 0, spared)
-        tl.store(words_ptr + queries, tl.where(empty | (spared > 0), lse, words), mask=queries < nq)
+        words = tl.where(empty | (spared > 0), lse, dropping.words)
+        tl.store(stats.words + queries, words, mask=queries < mask.nq)
         lse = tl.where(spared > 0, INFINITY_BITS, lse)
-        tl.store(flag_ptr, tl.max(spared, 0))
-    tl.store(lse_ptr + queries, lse, mask=queries < nq)
+        tl.store(stats.flags, tl.max(spared, 0))
+    tl.store(stats.lse + queries, lse, mask=queries < mask.nq)
 
 
 @triton.jit
 def repair_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr, cuts_ptr, tops_ptr, mask_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, out_b, out_h, out_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, heads, group, nq, nk, scale, flags,
+    q, k, v, out, stats, tables, mask, sizes, scale,  # as in `forward_kernel`
+    flags,  # how many there are
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid: spans of SPAN flags."""
+    """One program owns SPAN flags, and the rows of those that are set. Grid: spans of flags."""
+    heads, group, nq, nk = sizes
+    lse_ptr, words_ptr, flags_ptr = stats
     begin = tl.program_id(0) * SPAN
     at = begin + tl.arange(0, SPAN)
     if tl.max(tl.load(flags_ptr + at, mask=at < flags, other=0), 0) > 0:
@@ -101,24 +97,24 @@ def repair_kernel(
                 head = spot // groups
                 b = (head // heads).to(tl.int64)
                 h = (head % heads).to(tl.int64)
+                row = head.to(tl.int64) * groups * FLAG_ROWS
                 repair_rows(
-                    (spot % groups) * FLAG_ROWS, head, q_ptr + b * q_b + h * q_h, q_n,
-                    k_ptr + b * k_b + (h // group) * k_h, k_n, v_ptr + b * v_b + (h // group) * v_h, v_n,
-                    out_ptr + b * out_b + h * out_h, out_n, lse_ptr + head.to(tl.int64) * groups * FLAG_ROWS,
-                    words_ptr + head.to(tl.int64) * groups * FLAG_ROWS, flags_ptr + spot, table_ptr,
-                    hard_ptr, cuts_ptr + head.to(tl.int64) * groups * FLAG_ROWS,
-                    tops_ptr + b * tops_b + h * tops_h, tops_q,
-                    mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, nq, nk, scale,
-                    E, BE, EV, BEV, BN, DROP, HARD, CAUSAL, MASK, PRECISION,
+                    (spot % groups) * FLAG_ROWS, head,
+                    rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group), rows_of(out, b, h),
+                    Stats(lse_ptr + row, words_ptr + row, flags_ptr + spot),
+                    Tables(tables[0], tables[1], tables[2] + row),
+                    mask_of(mask, b, h, nq, nk), scale,
+                    Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION), BN,
                 )  # fmt: skip
 
 
 @triton.jit
 def spared_kernel(
-    q_ptr, k_ptr, v_ptr, dout_ptr, dk_ptr, dv_ptr, words_ptr, flags_ptr, pairs_ptr, hard_ptr, cuts_ptr, tops_ptr,
-    mask_ptr, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
-    dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k, tops_b, tops_h, tops_q,
-    heads, group, nq, nk, scale, scale_log2, share, flags,
+    q, k, v, dout, dk, dv,  # a tensor, its strides along samples, heads and tokens
+    saved,  # row words; deltas paired with log-sum-exps
+    flags_ptr, tables, mask, sizes,
+    scales,  # of scores, and of logits to the base of two
+    share, flags,  # flags of a program, and of all
     E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
     HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -126,6 +122,9 @@ def spared_kernel(
 
     Grid: shares of `share` flags, out of `flags`. A share is a whole number of key heads, so one program owns each.
     """
+    heads, group, nq, nk = sizes
+    scale, scale_log2 = scales
+    words_ptr, pairs_ptr = saved
     groups = groups_of(nq)
     begin = tl.program_id(0).to(tl.int64) * share
     total = tl.minimum(share, flags - begin)
@@ -138,25 +137,24 @@ def spared_kernel(
                     b = head // heads
                     h = head % heads
                     first = (spot % groups).to(tl.int32) * FLAG_ROWS
+                    row = head * groups * FLAG_ROWS
                     for start in range(0, nk, BN):
                         keys = start + tl.arange(0, BN)
-                        k = load_tile(k_ptr + b * k_b + (h // group) * k_h, keys, k_n, nk, E, BE, True)
-                        v = load_tile(v_ptr + b * v_b + (h // group) * v_h, keys, v_n, nk, EV, BEV, True)
-                        hard_columns = load_words(hard_ptr, keys, nk, 1, True) if HARD != "none" else keys
-                        dk_at = dk_ptr + b * dk_b + (h // group) * dk_h
-                        dv_at = dv_ptr + b * dv_b + (h // group) * dv_h
-                        dk, dv = key_step(
-                            first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), k, v, keys,
-                            hard_columns, 0, 0, keys, nq, nk, q_ptr + b * q_b + h * q_h, q_n,
-                            dout_ptr + b * dout_b + h * dout_h, dout_n,
-                            words_ptr + head * groups * FLAG_ROWS, pairs_ptr + head * groups * FLAG_ROWS,
-                            hard_ptr, cuts_ptr + head * groups * FLAG_ROWS,
-                            tops_ptr + b * tops_b + h * tops_h, tops_q,
-                            mask_ptr + b * mask_b + h * mask_h, mask_q, mask_k, scale_log2,
-                            E, BE, EV, BEV, FLAG_ROWS, True, True, False, HARD, CAUSAL, MASK, PRECISION,
+                        k_tile = load_tile(rows_of(k, b, h // group), keys, nk, E, BE, True)
+                        v_tile = load_tile(rows_of(v, b, h // group), keys, nk, EV, BEV, True)
+                        hard_columns = load_words(tables[1], keys, nk, 1, True) if HARD != "none" else keys
+                        dk_rows = rows_of(dk, b, h // group)
+                        dv_rows = rows_of(dv, b, h // group)
+                        more_dk, more_dv = key_step(
+                            first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32),
+                            k_tile, v_tile, keys, hard_columns, 0, 0, keys, rows_of(q, b, h), rows_of(dout, b, h),
+                            SavedRows(words_ptr + row, pairs_ptr + row),
+                            Tables(tables[0], tables[1], tables[2] + row),
+                            mask_of(mask, b, h, nq, nk), scale_log2,
+                            Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION), FLAG_ROWS, True, True,
                         )  # fmt: skip
-                        dk = dk * scale + load_tile(dk_at, keys, dk_n, nk, E, BE, True)
-                        dv = dv + load_tile(dv_at, keys, dv_n, nk, EV, BEV, True)
-                        store_tile(dk_at, dk, keys, dk_n, nk, E, BE, True)
-                        store_tile(dv_at, dv, keys, dv_n, nk, EV, BEV, True)
+                        more_dk = more_dk * scale + load_tile(dk_rows, keys, nk, E, BE, True)
+                        more_dv = more_dv + load_tile(dv_rows, keys, nk, EV, BEV, True)
+                        store_tile(dk_rows, more_dk, keys, nk, E, BE, True)
+                        store_tile(dv_rows, more_dv, keys, nk, EV, BEV, True)
                         tl.debug_barrier()

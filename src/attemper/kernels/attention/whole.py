@@ -8,210 +8,218 @@ scores have keys down and queries across; for dQ alone they are transposed.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import score_gradients
-from attemper.kernels.attention.penalty_gradients import pulled_by_logits, pulled_by_values, pulls_of
+from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of
+from attemper.kernels.common.groups import Dropping, Options, Stats, Tables
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
     groups_of,
-    load_rule,
+    load_row_masks,
     load_tile,
     load_words,
+    mask_of,
+    rows_of,
     store_tile,
     without_last,
 )
 
 
+class QueryTile(NamedTuple):
+    """What is known of a query tile. delta: Σ dO·O of its rows; words: their words, where keys are dropped."""
+
+    queries: Any
+    q: Any
+    dout: Any
+    lse: Any
+    delta: Any
+    words: Any
+    row_masks: Any
+
+
+class KeyTile(NamedTuple):
+    """What is known of a key tile. columns, hard_columns: the words of its keys, of dropping and of hard masking."""
+
+    keys: Any
+    k: Any
+    v: Any
+    columns: Any
+    hard_columns: Any
+
+
 @triton.jit
-def load_queries(
-    first, q_ptr, q_n, dout_ptr, dout_n, out_ptr, out_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr, tops_ptr,
-    tops_q, nq, nk, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
-    EDGE: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
-    """What is known of a query tile: (queries, Q, dO, log-sum-exp, Σ dO·O, row words, rule)."""
+def load_queries(first, q, dout, out, stats, tables, mask, options, BM: tl.constexpr, EDGE: tl.constexpr):
+    """The `QueryTile` of BM queries from `first` on."""
     queries = first + tl.arange(0, BM)
-    q = load_tile(q_ptr, queries, q_n, nq, E, BE, EDGE)
-    dout = load_tile(dout_ptr, queries, dout_n, nq, EV, BEV, EDGE)
-    out = load_tile(out_ptr, queries, out_n, nq, EV, BEV, EDGE)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    lse = load_words(lse_ptr, queries, nq, INFINITY_BITS, EDGE)
-    words = load_words(words_ptr, queries, nq, INFINITY_BITS, EDGE) if DROP else queries
-    rule = load_rule(queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr, MASK, HARD, EDGE)
-    return queries, q, dout, lse, delta, words, rule
+    q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, EDGE)
+    dout_tile = load_tile(dout, queries, mask.nq, options.EV, options.BEV, EDGE)
+    out_tile = load_tile(out, queries, mask.nq, options.EV, options.BEV, EDGE)
+    delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    lse = load_words(stats.lse, queries, mask.nq, INFINITY_BITS, EDGE)
+    words = load_words(stats.words, queries, mask.nq, INFINITY_BITS, EDGE) if options.DROP else queries
+    row_masks = load_row_masks(queries, mask, tables, options, EDGE)
+    return QueryTile(queries, q_tile, dout_tile, lse, delta, words, row_masks)
 
 
 @triton.jit
-def load_keys(
-    first, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, nk,
-    E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
-    DROP: tl.constexpr, HARD: tl.constexpr,
-):  # fmt: skip
-    """What is known of a key tile: (keys, K, V, column words of dropping, those of hard masking)."""
+def load_keys(first, k, v, tables, nk, options, BN: tl.constexpr, EDGE: tl.constexpr):
+    """The `KeyTile` of BN keys from `first` on."""
     keys = first + tl.arange(0, BN)
-    k = load_tile(k_ptr, keys, k_n, nk, E, BE, EDGE)
-    v = load_tile(v_ptr, keys, v_n, nk, EV, BEV, EDGE)
-    columns = load_words(table_ptr, keys, nk, 1, EDGE) if DROP else keys
-    hard_columns = load_words(hard_ptr, keys, nk, 1, EDGE) if HARD != "none" else keys
-    return keys, k, v, columns, hard_columns
+    k_tile = load_tile(k, keys, nk, options.E, options.BE, EDGE)
+    v_tile = load_tile(v, keys, nk, options.EV, options.BEV, EDGE)
+    columns = load_words(tables.drop, keys, nk, 1, EDGE) if options.DROP else keys
+    hard_columns = load_words(tables.hard, keys, nk, 1, EDGE) if options.HARD != "none" else keys
+    return KeyTile(keys, k_tile, v_tile, columns, hard_columns)
 
 
 @triton.jit
-def pair_step(
-    dq, dk, dv, row, column, limit, zero, nq, nk, mask_ptr, mask_q, mask_k, scale,
-    EDGE_M: tl.constexpr, EDGE_N: tl.constexpr, DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """What a query tile (from `load_queries`) and a key tile (from `load_keys`) add to each other's gradients."""
-    queries, q, dout, lse, delta, words, rule = row
-    keys, k, v, columns, hard_columns = column
+def pair_step(dq, dk, dv, row, column, limit, zero, mask, scale, options, EDGE_M: tl.constexpr, EDGE_N: tl.constexpr):
+    """What a `QueryTile` and a `KeyTile` add to each other's gradients. limit, zero: as in `Dropping`."""
     dv, ds = score_gradients(
-        dv, q, dout, k, v, lse[None, :], delta[None, :], words[None, :], columns, hard_columns, limit, zero, rule,
-        queries, keys, nq, nk, mask_ptr, mask_q, mask_k, scale,
-        EDGE_M or EDGE_N, EDGE_N, DROP, HARD, CAUSAL, MASK, PRECISION,
+        dv, row.q, row.dout, row.lse[None, :], row.delta[None, :], Dropping(row.words[None, :], limit, zero),
+        row.row_masks, row.queries, column.k, column.v, column.columns, column.hard_columns, column.keys,
+        mask, scale, options, EDGE_M or EDGE_N, EDGE_N,
     )  # fmt: skip
-    return add_product(dq, tl.trans(ds), k, PRECISION), add_product(dk, ds, q, PRECISION), dv
+    dq = add_product(dq, tl.trans(ds), column.k, options.PRECISION)
+    return dq, add_product(dk, ds, row.q, options.PRECISION), dv
 
 
 @triton.jit
 def add_spared(
-    first, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, dout_ptr, dout_n, dq_ptr, dq_n, dk_ptr, dk_n,
-    dv_ptr, dv_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q, mask_ptr, mask_q, mask_k, nq, nk,
-    scale, scale_log2, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr, BN: tl.constexpr,
-    HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add what FLAG_ROWS rows contribute of which some were left undropped, and counted as zero so far."""
-    queries, q, dout, lse, delta, words, rule = load_queries(
-        first, q_ptr, q_n, dout_ptr, dout_n, out_ptr, out_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q,
-        nq, nk, E, BE, EV, BEV, FLAG_ROWS, True, True, HARD, MASK,
-    )  # fmt: skip
-    lse = tl.where(lse == INFINITY_BITS, words, INFINITY_BITS)
-    row = queries, q, dout, lse, delta, words, rule
-    dq = tl.zeros((FLAG_ROWS, BE), tl.float32)
-    for start in range(0, nk, BN):
-        column = load_keys(
-            start, k_ptr, k_n, v_ptr, v_n, hard_ptr, hard_ptr, nk, E, BE, EV, BEV, BN, True, False, HARD
-        )  # fmt: skip
-        dq, dk, dv = pair_step(
-            dq, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), row, column, 0, 0, nq, nk,
-            mask_ptr, mask_q, mask_k, scale_log2, True, True, False, HARD, CAUSAL, MASK, PRECISION,
+    first, q, k, v, out, dout, dq, dk, dv, stats, tables, mask, scales, options, undropped, BN: tl.constexpr
+):
+    """Add what FLAG_ROWS rows contribute of which some were left undropped, and counted as zero so far.
+
+    undropped: the options, but without dropping.
+    """
+    scale, scale_log2 = scales
+    row = load_queries(first, q, dout, out, stats, tables, mask, options, FLAG_ROWS, True)
+    lse = tl.where(row.lse == INFINITY_BITS, row.words, INFINITY_BITS)
+    row = QueryTile(row.queries, row.q, row.dout, lse, row.delta, row.words, row.row_masks)
+    dq_tile = tl.zeros((FLAG_ROWS, options.BE), tl.float32)
+    for start in range(0, mask.nk, BN):
+        column = load_keys(start, k, v, tables, mask.nk, undropped, BN, True)
+        dq_tile, dk_tile, dv_tile = pair_step(
+            dq_tile, tl.zeros((BN, options.BE), tl.float32), tl.zeros((BN, options.BEV), tl.float32), row, column, 0, 0,
+            mask, scale_log2, undropped, True, True,
         )  # fmt: skip
         keys = start + tl.arange(0, BN)
-        dk = dk * scale + load_tile(dk_ptr, keys, dk_n, nk, E, BE, True)
-        dv = dv + load_tile(dv_ptr, keys, dv_n, nk, EV, BEV, True)
-        store_tile(dk_ptr, dk, keys, dk_n, nk, E, BE, True)
-        store_tile(dv_ptr, dv, keys, dv_n, nk, EV, BEV, True)
-    dq = dq * scale + load_tile(dq_ptr, queries, dq_n, nq, E, BE, True)
-    store_tile(dq_ptr, dq, queries, dq_n, nq, E, BE, True)
+        dk_tile = dk_tile * scale + load_tile(dk, keys, mask.nk, options.E, options.BE, True)
+        dv_tile = dv_tile + load_tile(dv, keys, mask.nk, options.EV, options.BEV, True)
+        store_tile(dk, dk_tile, keys, mask.nk, options.E, options.BE, True)
+        store_tile(dv, dv_tile, keys, mask.nk, options.EV, options.BEV, True)
+    dq_tile = dq_tile * scale + load_tile(dq, row.queries, mask.nq, options.E, options.BE, True)
+    store_tile(dq, dq_tile, row.queries, mask.nq, options.E, options.BE, True)
+
+
+@triton.jit
+def whole_head(
+    q, k, v, out, dout, dq, dk, dv, stats, tables, mask, penalties, scales, options, undropped,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr, NQ: tl.constexpr, NK: tl.constexpr,
+    BM: tl.constexpr, TAIL_M: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
+):  # fmt: skip
+    """dQ, dK and dV of one head.
+
+    BM queries and BN keys are a tile, TAIL_M and TAIL_N what is left; 0: nothing is. The tiles of queries stay on chip
+    until the end, those of keys until both tiles of queries have met them.
+    """
+    scale, scale_log2 = scales
+    reach = mask  # without the last key, where that is not there
+    if options.MASK == "last":
+        reach = without_last(mask)
+    limit = 0
+    zero = 0
+    if options.DROP:
+        limit = tl.load(tables.drop + NK + 1)
+        zero = tl.load(tables.drop + NK + 2)
+    edge_m: tl.constexpr = BM > NQ
+    edge_n: tl.constexpr = BN > NK or (options.MASK == "last" and TAIL_N == 0)
+    queries = tl.arange(0, BM)
+    keys = tl.arange(0, BN)
+
+    row = load_queries(0, q, dout, out, stats, tables, mask, options, BM, edge_m)
+    column = load_keys(0, k, v, tables, NK, options, BN, edge_n)
+    dq_tile, dk_tile, dv_tile = pair_step(
+        tl.zeros((BM, options.BE), tl.float32), tl.zeros((BN, options.BE), tl.float32),
+        tl.zeros((BN, options.BEV), tl.float32), row, column,
+        limit, zero, reach, scale_log2, options, edge_m, edge_n,
+    )  # fmt: skip
+    if TAIL_M > 0:
+        last_row = load_queries(BM, q, dout, out, stats, tables, mask, options, TAIL_M, True)
+        last_dq, dk_tile, dv_tile = pair_step(
+            tl.zeros((TAIL_M, options.BE), tl.float32), dk_tile, dv_tile, last_row, column,
+            limit, zero, reach, scale_log2, options, True, edge_n,
+        )  # fmt: skip
+    dk_tile = add_logit_penalty(dk_tile * scale, column.k, penalties, options, 1, PENALTY, BIAS)
+    dv_tile = add_value_penalty(dv_tile, v, keys, NK, penalties, options, PENALTY, BIAS)
+    store_tile(dk, dk_tile, keys, NK, options.E, options.BE, edge_n)
+    store_tile(dv, dv_tile, keys, NK, options.EV, options.BEV, edge_n)
+    if TAIL_N > 0:
+        last_column = load_keys(BN, k, v, tables, NK, options, TAIL_N, True)
+        dq_tile, dk_tile, dv_tile = pair_step(
+            dq_tile, tl.zeros((TAIL_N, options.BE), tl.float32), tl.zeros((TAIL_N, options.BEV), tl.float32),
+            row, last_column,
+            limit, zero, reach, scale_log2, options, edge_m, True,
+        )  # fmt: skip
+        if TAIL_M > 0:
+            last_dq, dk_tile, dv_tile = pair_step(
+                last_dq, dk_tile, dv_tile, last_row, last_column,
+                limit, zero, reach, scale_log2, options, True, True,
+            )  # fmt: skip
+        keys = BN + tl.arange(0, TAIL_N)
+        dk_tile = add_logit_penalty(dk_tile * scale, last_column.k, penalties, options, 1, PENALTY, BIAS)
+        dv_tile = add_value_penalty(dv_tile, v, keys, NK, penalties, options, PENALTY, BIAS)
+        store_tile(dk, dk_tile, keys, NK, options.E, options.BE, True)
+        store_tile(dv, dv_tile, keys, NK, options.EV, options.BEV, True)
+    dq_tile = add_logit_penalty(dq_tile * scale, row.q, penalties, options, 0, PENALTY, BIAS)
+    store_tile(dq, dq_tile, queries, NQ, options.E, options.BE, edge_m)
+    if TAIL_M > 0:
+        queries = BM + tl.arange(0, TAIL_M)
+        last_dq = add_logit_penalty(last_dq * scale, last_row.q, penalties, options, 0, PENALTY, BIAS)
+        store_tile(dq, last_dq, queries, NQ, options.E, options.BE, True)
+    if options.DROP:
+        for group in range(groups_of(NQ)):
+            if tl.load(stats.flags + group) > 0:
+                tl.debug_barrier()  # what was stored above, or in the round before, is read again
+                add_spared(
+                    group * FLAG_ROWS, q, k, v, out, dout, dq, dk, dv, stats, tables, reach, scales, options, undropped,
+                    32,
+                )  # fmt: skip
 
 
 @triton.jit
 def whole_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, lse_ptr, words_ptr, flags_ptr, table_ptr, hard_ptr,
-    cuts_ptr, tops_ptr, mask_ptr, factors_ptr, bias_ptr, grams_ptr, shifts_ptr,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, dout_b, dout_h, dout_n,
-    out_b, out_h, out_n, dq_b, dq_h, dq_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n, mask_b, mask_h, mask_q, mask_k,
-    tops_b, tops_h, tops_q, heads, scale, scale_log2,
+    q, k, v, out, dout, dq, dk, dv,  # a tensor, its strides along samples, heads and tokens
+    stats,  # log-sum-exps, row words, flags
+    tables,  # of dropping, of hard masking, cuts of its rows
+    mask,  # elements, four strides, row tops, their three strides
+    penalties,  # factors, biases, Gram matrices, shifts
+    heads,
+    scales,  # of scores, and of logits to the base of two
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,
     BM: tl.constexpr, TAIL_M: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr,
     DROP: tl.constexpr, HARD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
-    PULLS: tl.constexpr, BIAS: tl.constexpr,
+    PENALTY: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sample × head. BM queries and BN keys are a tile, TAIL_M and TAIL_N what is left; 0: nothing is."""
+    """One program owns a head: all of its dQ, dK and dV. Grid: sample × head."""
     head = tl.program_id(0)
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
-    q_ptr += b * q_b + h * q_h
-    k_ptr += b * k_b + h * k_h
-    v_ptr += b * v_b + h * v_h
-    out_ptr += b * out_b + h * out_h
-    dout_ptr += b * dout_b + h * dout_h
-    dq_ptr += b * dq_b + h * dq_h
-    dk_ptr += b * dk_b + h * dk_h
-    dv_ptr += b * dv_b + h * dv_h
-    mask_ptr += b * mask_b + h * mask_h
-    tops_ptr += b * tops_b + h * tops_h
-    pulls = pulls_of(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, b, h, heads, E)
     groups = groups_of(NQ)
-    flags_ptr += head.to(tl.int64) * groups
     at = head.to(tl.int64) * groups * FLAG_ROWS
-    lse_ptr += at
-    words_ptr += at
-    cuts_ptr += at
-    nk = NK
-    if MASK == "last":
-        nk = without_last(NK, mask_ptr)
-    limit = 0
-    zero = 0
-    if DROP:
-        limit = tl.load(table_ptr + NK + 1)
-        zero = tl.load(table_ptr + NK + 2)
-    edge_m: tl.constexpr = BM > NQ
-    edge_n: tl.constexpr = BN > NK or (MASK == "last" and TAIL_N == 0)
-    queries = tl.arange(0, BM)
-    keys = tl.arange(0, BN)
-
-    row = load_queries(
-        0, q_ptr, q_n, dout_ptr, dout_n, out_ptr, out_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr, tops_ptr,
-        tops_q, NQ, NK, E, BE, EV, BEV, BM, edge_m, DROP, HARD, MASK,
+    whole_head(
+        rows_of(q, b, h), rows_of(k, b, h), rows_of(v, b, h), rows_of(out, b, h), rows_of(dout, b, h),
+        rows_of(dq, b, h), rows_of(dk, b, h), rows_of(dv, b, h),
+        Stats(stats[0] + at, stats[1] + at, stats[2] + head.to(tl.int64) * groups),
+        Tables(tables[0], tables[1], tables[2] + at),
+        mask_of(mask, b, h, NQ, NK), penalties_of(penalties, b, h, heads, E), scales,
+        Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION),
+        Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION),
+        PENALTY, BIAS, NQ, NK, BM, TAIL_M, BN, TAIL_N,
     )  # fmt: skip
-    column = load_keys(
-        0, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, NK, E, BE, EV, BEV, BN, edge_n, DROP, HARD
-    )  # fmt: skip
-    dq, dk, dv = pair_step(
-        tl.zeros((BM, BE), tl.float32), tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32), row, column,
-        limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
-        edge_m, edge_n, DROP, HARD, CAUSAL, MASK, PRECISION,
-    )  # fmt: skip
-    if TAIL_M > 0:
-        last_row = load_queries(
-            BM, q_ptr, q_n, dout_ptr, dout_n, out_ptr, out_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr,
-            tops_ptr, tops_q, NQ, NK, E, BE, EV, BEV, TAIL_M, True, DROP, HARD, MASK,
-        )  # fmt: skip
-        last_dq, dk, dv = pair_step(
-            tl.zeros((TAIL_M, BE), tl.float32), dk, dv, last_row, column,
-            limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
-            True, edge_n, DROP, HARD, CAUSAL, MASK, PRECISION,
-        )  # fmt: skip
-    dk = pulled_by_logits(dk * scale, column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-    dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
-    store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, edge_n)
-    store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, edge_n)
-    if TAIL_N > 0:
-        last_column = load_keys(
-            BN, k_ptr, k_n, v_ptr, v_n, table_ptr, hard_ptr, NK, E, BE, EV, BEV, TAIL_N, True, DROP, HARD
-        )  # fmt: skip
-        dq, dk, dv = pair_step(
-            dq, tl.zeros((TAIL_N, BE), tl.float32), tl.zeros((TAIL_N, BEV), tl.float32), row, last_column,
-            limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
-            edge_m, True, DROP, HARD, CAUSAL, MASK, PRECISION,
-        )  # fmt: skip
-        if TAIL_M > 0:
-            last_dq, dk, dv = pair_step(
-                last_dq, dk, dv, last_row, last_column, limit, zero, NQ, nk, mask_ptr, mask_q, mask_k, scale_log2,
-                True, True, DROP, HARD, CAUSAL, MASK, PRECISION,
-            )  # fmt: skip
-        keys = BN + tl.arange(0, TAIL_N)
-        dk = pulled_by_logits(dk * scale, last_column[1], pulls, 1, E, BE, PRECISION, PULLS, BIAS)
-        dv = pulled_by_values(dv, v_ptr, keys, v_n, NK, pulls, EV, BEV, PULLS, BIAS)
-        store_tile(dk_ptr, dk, keys, dk_n, NK, E, BE, True)
-        store_tile(dv_ptr, dv, keys, dv_n, NK, EV, BEV, True)
-    dq = pulled_by_logits(dq * scale, row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
-    store_tile(dq_ptr, dq, queries, dq_n, NQ, E, BE, edge_m)
-    if TAIL_M > 0:
-        queries = BM + tl.arange(0, TAIL_M)
-        last_dq = pulled_by_logits(last_dq * scale, last_row[1], pulls, 0, E, BE, PRECISION, PULLS, BIAS)
-        store_tile(dq_ptr, last_dq, queries, dq_n, NQ, E, BE, True)
-    if DROP:
-        for group in range(groups):
-            if tl.load(flags_ptr + group) > 0:
-                tl.debug_barrier()  # what was stored above, or in the round before, is read again
-                add_spared(
-                    group * FLAG_ROWS, q_ptr, q_n, k_ptr, k_n, v_ptr, v_n, out_ptr, out_n, dout_ptr, dout_n,
-                    dq_ptr, dq_n, dk_ptr, dk_n, dv_ptr, dv_n, lse_ptr, words_ptr, hard_ptr, cuts_ptr, tops_ptr, tops_q,
-                    mask_ptr, mask_q, mask_k, NQ, nk, scale, scale_log2,
-                    E, BE, EV, BEV, 32, HARD, CAUSAL, MASK, PRECISION,
-                )  # fmt: skip

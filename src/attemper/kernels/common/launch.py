@@ -1,4 +1,4 @@
-"""What every launch needs: layouts, strides and the device."""
+"""What every launch needs: arguments in groups (see `groups.py`), and the device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = [
     "DEVICES",
     "FLAG_ROWS",
     "LOG2E",
-    "Pulls",
+    "PenaltyGradients",
     "mask_arguments",
     "on_device",
+    "penalty_gradient_arguments",
     "precision",
-    "pull_arguments",
-    "tops_arguments",
+    "strided",
     "unit_stride",
 ]
 
@@ -39,30 +39,36 @@ def unit_stride(t: Tensor) -> Tensor:
     return t.contiguous() if (t.stride(3) != 1 and t.shape[3] > 1) or far else t
 
 
+def strided(t: Tensor) -> tuple[Any, ...]:
+    """A tensor (B, H, N, e) as kernels take it: its elements, and its strides along samples, heads and tokens."""
+    return (t, *t.stride()[:3])
+
+
 def _broadcast_strides(t: Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
-def mask_arguments(mask: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...], str]:
-    """A mask as kernels take it: elements, four strides (0 along axes that it is the same for), kind."""
+def mask_arguments(mask: Tensor | None, tops: Tensor | None, like: Tensor) -> tuple[tuple[Any, ...], str]:
+    """A mask as kernels take it, and its kind (`groups.Mask`). like: what to point at where there is none.
+
+    It comes as its elements, four strides (0 along axes that it is the same for), and in the same way its row tops.
+    """
     if mask is None:
-        return q, (0, 0, 0, 0), "none"
+        return (like, 0, 0, 0, 0, like, 0, 0, 0), "none"
+    elements, kind = mask, "bias"
     strides = _broadcast_strides(mask)
     if mask.dtype == torch.uint8:
-        return mask, strides, "last"
-    if mask.dtype != torch.bool:
-        return mask, strides, "bias"
-    return mask.view(torch.uint8), strides, "full" if strides[2] else "keys"
-
-
-def tops_arguments(tops: Tensor | None, q: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The row tops of an additive mask as kernels take them: elements and three strides."""
-    return (q, (0, 0, 0)) if tops is None else (tops, _broadcast_strides(tops))
+        kind = "last"
+    elif mask.dtype == torch.bool:
+        elements, kind = mask.view(torch.uint8), "full" if strides[2] else "keys"
+    if tops is None:
+        return (elements, *strides, like, 0, 0, 0), kind
+    return (elements, *strides, tops, *_broadcast_strides(tops)), kind
 
 
 @dataclass(frozen=True)
-class Pulls:
-    """What penalties add to the gradients of Q, K and V, where they have the same heads (see `pulls.py`).
+class PenaltyGradients:
+    """What penalties add to the gradients of Q, K and V, where they have the same heads (see `penalty_gradients.py`).
 
     factors: float32, one for each penalty, that on V first.
     bias: (3 · H · e), of Q, K and V; None: they have none.
@@ -78,14 +84,16 @@ class Pulls:
     values: bool
 
 
-def pull_arguments(pulls: Pulls | None, like: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Pulls as kernels take them: four tensors, and constants. like: a tensor to point at where there are none."""
-    if pulls is None:
-        return (like, like, like, like), {"PULLS": "none", "BIAS": False}
-    logits = pulls.grams is not None
-    kind = "both" if logits and pulls.values else "logits" if logits else "values"
-    bias, grams = (like if t is None else t for t in (pulls.bias, pulls.grams))
-    return (pulls.factors, bias, grams, pulls.shifts), {"PULLS": kind, "BIAS": pulls.bias is not None}
+def penalty_gradient_arguments(
+    given: PenaltyGradients | None, like: Tensor
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Penalty gradients as kernels take them: four tensors, and constants. like: what to point at without any."""
+    if given is None:
+        return (like, like, like, like), {"PENALTY": "none", "BIAS": False}
+    logits = given.grams is not None
+    kind = "both" if logits and given.values else "logits" if logits else "values"
+    bias, grams = (like if t is None else t for t in (given.bias, given.grams))
+    return (given.factors, bias, grams, given.shifts), {"PENALTY": kind, "BIAS": given.bias is not None}
 
 
 def precision() -> str:

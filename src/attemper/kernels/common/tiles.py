@@ -1,4 +1,9 @@
-"""Small pieces that the forward and the backward kernel share."""
+"""What the kernels of attention do to a tile: load and store it, mask it, drop from it.
+
+A tile of Q, K or V holds some tokens of one head, one row each, padded to a power of two columns. A tile of scores or
+weights has queries down and keys across, or transposed. Rows beyond the last token are loaded as zeros where EDGE, the
+compile-time constant of tiles that may reach over an end; other tiles are read and written without asking.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
@@ -9,13 +14,14 @@ import os
 import triton
 import triton.language as tl
 
+from attemper.kernels.common.groups import Mask, RowMasks, Rows
 from attemper.ops import call
 
 INFINITY_BITS = tl.constexpr(0x7F800000)
 LOG2E = tl.constexpr(math.log2(math.e))
 OUT_OF_REACH = tl.constexpr(call.OUT_OF_REACH)
 ABSORBING = tl.constexpr(-1e9)  # an additive mask this low leaves no digit of what it is added to
-FLAG_ROWS = tl.constexpr(16)
+FLAG_ROWS = tl.constexpr(16)  # rows that share a flag
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -26,10 +32,17 @@ def groups_of(nq):
 
 
 @triton.jit
-def load_tile(ptr, rows, stride, n, WIDTH: tl.constexpr, PADDED: tl.constexpr, EDGE: tl.constexpr):
-    """(rows, PADDED) elements, zeros beyond row n (where EDGE) and beyond column WIDTH."""
+def rows_of(x, b, h):
+    """`Rows` of a sample and head. x: a tensor (B, H, N, e), and its strides along samples, heads and tokens."""
+    ptr, stride_b, stride_h, stride_n = x
+    return Rows(ptr + (b * stride_b + h * stride_h), stride_n)
+
+
+@triton.jit
+def load_tile(x, rows, n, WIDTH: tl.constexpr, PADDED: tl.constexpr, EDGE: tl.constexpr):
+    """(rows, PADDED) elements of `Rows`, zeros beyond row n (where EDGE) and beyond column WIDTH."""
     columns = tl.arange(0, PADDED)
-    at = ptr + rows[:, None] * stride + columns[None, :]
+    at = x.ptr + rows[:, None] * x.stride + columns[None, :]
     if WIDTH == PADDED:
         if EDGE:
             return tl.load(at, mask=rows[:, None] < n, other=0.0)
@@ -41,11 +54,11 @@ def load_tile(ptr, rows, stride, n, WIDTH: tl.constexpr, PADDED: tl.constexpr, E
 
 
 @triton.jit
-def store_tile(ptr, tile, rows, stride, n, WIDTH: tl.constexpr, PADDED: tl.constexpr, EDGE: tl.constexpr):
+def store_tile(x, tile, rows, n, WIDTH: tl.constexpr, PADDED: tl.constexpr, EDGE: tl.constexpr):
     """Write what `load_tile` reads."""
     columns = tl.arange(0, PADDED)
-    at = ptr + rows[:, None] * stride + columns[None, :]
-    tile = tile.to(ptr.dtype.element_ty)
+    at = x.ptr + rows[:, None] * x.stride + columns[None, :]
+    tile = tile.to(x.ptr.dtype.element_ty)
     if WIDTH == PADDED:
         if EDGE:
             tl.store(at, tile, mask=rows[:, None] < n)
@@ -67,57 +80,61 @@ def load_words(ptr, at, n, other, EDGE: tl.constexpr):
 
 
 @triton.jit
-def restrict(
-    x, fill, queries, keys, nq, nk, mask_ptr, mask_q, mask_k,
-    EDGE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-):  # fmt: skip
+def mask_of(mask, b, h, nq, nk):
+    """`Mask` of a sample and head. mask: from `launch.mask_arguments`, elements, four strides, tops, three strides."""
+    ptr, stride_b, stride_h, stride_q, stride_k, tops_ptr, tops_b, tops_h, tops_q = mask
+    ptr += b * stride_b + h * stride_h
+    tops_ptr += b * tops_b + h * tops_h
+    return Mask(ptr, stride_q, stride_k, tops_ptr, tops_q, nq, nk)
+
+
+@triton.jit
+def mask_at(mask, ptr, tops_ptr):
+    """The mask of another head, of which elements and row tops begin there."""
+    return Mask(ptr, mask.stride_q, mask.stride_k, tops_ptr, mask.tops_stride, mask.nq, mask.nk)
+
+
+@triton.jit
+def without_last(mask):
+    """A mask where MASK is "last", with the last key left out of nk where it is not there."""
+    nk = mask.nk - (tl.load(mask.ptr) == 0).to(tl.int32)
+    return Mask(mask.ptr, mask.stride_q, mask.stride_k, mask.tops_ptr, mask.tops_stride, mask.nq, nk)
+
+
+@triton.jit
+def restrict(x, fill, queries, keys, mask, options, EDGE: tl.constexpr):
     """`x` where the query may attend to the key, `fill` elsewhere.
 
     queries, keys: index tensors that broadcast to x, such as (BM, 1) and (1, BN), or transposed.
-    EDGE: keys may lie beyond nk. MASK: "none", "keys" (the same for all queries), "full", or "bias", which is added to
-    the logits and forbids nothing by itself, or "last", which `without_last` has put into nk.
+    EDGE: keys may lie beyond nk.
     """
     if EDGE:
-        x = tl.where(keys < nk, x, fill)
-    if CAUSAL:
+        x = tl.where(keys < mask.nk, x, fill)
+    if options.CAUSAL:
         x = tl.where(keys <= queries, x, fill)
-    if MASK == "keys":
-        x = tl.where(tl.load(mask_ptr + keys * mask_k, mask=keys < nk, other=0) != 0, x, fill)
-    if MASK == "full":
-        at = mask_ptr + queries.to(tl.int64) * mask_q + keys * mask_k
-        x = tl.where(tl.load(at, mask=(queries < nq) & (keys < nk), other=0) != 0, x, fill)
+    if options.MASK == "keys":
+        x = tl.where(tl.load(mask.ptr + keys * mask.stride_k, mask=keys < mask.nk, other=0) != 0, x, fill)
+    if options.MASK == "full":
+        at = mask.ptr + queries.to(tl.int64) * mask.stride_q + keys * mask.stride_k
+        x = tl.where(tl.load(at, mask=(queries < mask.nq) & (keys < mask.nk), other=0) != 0, x, fill)
     return x
 
 
 @triton.jit
-def without_last(nk, mask_ptr):
-    """How many keys there are, where MASK is "last": its one element says whether the last of nk is among them."""
-    return nk - (tl.load(mask_ptr) == 0).to(tl.int32)
-
-
-@triton.jit
-def load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k):
+def load_bias(queries, keys, mask):
     """An additive mask in float32, 0 beyond its borders."""
-    at = mask_ptr + queries.to(tl.int64) * mask_q + keys * mask_k
-    return tl.load(at, mask=(queries < nq) & (keys < nk), other=0.0).to(tl.float32)
+    at = mask.ptr + queries.to(tl.int64) * mask.stride_q + keys * mask.stride_k
+    return tl.load(at, mask=(queries < mask.nq) & (keys < mask.nk), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_rule(
-    queries, nq, nk, tops_ptr, tops_q, cuts_ptr, hard_ptr,
-    MASK: tl.constexpr, HARD: tl.constexpr, EDGE: tl.constexpr = True,
-):  # fmt: skip
-    """What rows know about additive masks and hard masking, as a tuple that the functions below take apart.
-
-    floor, shift, live: an additive mask leaves keys above `floor` in reach. Where it has pushed a whole row so far down
-    that nothing is left of the content, the content counts 0 times (`live`), and `shift` brings the row back.
-    low, word, limit, zero: see `hits.py`.
-    """
+def load_row_masks(queries, mask, tables, options, EDGE: tl.constexpr = True):
+    """`RowMasks` of a tile, a number per query. mask: with all keys, before `without_last`."""
     floor = queries
     shift = queries
     live = queries
-    if MASK == "bias":
-        top = tl.load(tops_ptr + queries.to(tl.int64) * tops_q, mask=queries < nq, other=0.0)
+    if options.MASK == "bias":
+        top = tl.load(mask.tops_ptr + queries.to(tl.int64) * mask.tops_stride, mask=queries < mask.nq, other=0.0)
         floor = top - OUT_OF_REACH
         live = tl.where(top < ABSORBING, 0.0, 1.0)
         shift = tl.where((top < ABSORBING) & (top > -float("inf")), top, 0.0)
@@ -125,31 +142,30 @@ def load_rule(
     word = queries
     limit = 0
     zero = 0
-    if HARD != "none":
-        pairs = load_words(cuts_ptr, queries, nq, INFINITY_BITS, EDGE)
+    if options.HARD != "none":
+        pairs = load_words(tables.cuts, queries, mask.nq, INFINITY_BITS, EDGE)
         low = pairs.to(tl.int32)
         word = (pairs >> 32).to(tl.int32)
-        limit = tl.load(hard_ptr + nk + 1)
-        zero = tl.load(hard_ptr + nk + 2)
-    return floor, shift, live, low, word, limit, zero
+        limit = tl.load(tables.hard + mask.nk + 1)
+        zero = tl.load(tables.hard + mask.nk + 2)
+    return RowMasks(floor, shift, live, low, word, limit, zero)
 
 
 @triton.jit
-def expand_rule(rule, AXIS: tl.constexpr):
-    """The tuple of `load_rule`, to be broadcast along an axis of a tile: 1 where queries run down, 0 where across."""
-    floor, shift, live, low, word, limit, zero = rule
-    return (
-        tl.expand_dims(floor, AXIS), tl.expand_dims(shift, AXIS), tl.expand_dims(live, AXIS),
-        tl.expand_dims(low, AXIS), tl.expand_dims(word, AXIS), limit, zero,
+def expand_row_masks(known, AXIS: tl.constexpr):
+    """The same, to be broadcast along an axis of a tile: 1 where queries run down, 0 where across."""
+    return RowMasks(
+        tl.expand_dims(known.floor, AXIS), tl.expand_dims(known.shift, AXIS), tl.expand_dims(known.live, AXIS),
+        tl.expand_dims(known.low, AXIS), tl.expand_dims(known.word, AXIS), known.limit, known.zero,
     )  # fmt: skip
 
 
 @triton.jit
-def to_logits(scores, scale, rule, queries, keys, nq, nk, mask_ptr, mask_q, mask_k, MASK: tl.constexpr):
+def to_logits(scores, scale, row_masks, queries, keys, mask, options):
     """Logits to the base of two: scores · scale, and the additive mask where there is one."""
-    if MASK == "bias":
-        bias = load_bias(queries, keys, nq, nk, mask_ptr, mask_q, mask_k)
-        return scores * (rule[2] * scale) + (bias - rule[1]) * LOG2E
+    if options.MASK == "bias":
+        bias = load_bias(queries, keys, mask)
+        return scores * (row_masks.live * scale) + (bias - row_masks.shift) * LOG2E
     return scores * scale
 
 

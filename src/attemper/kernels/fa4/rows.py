@@ -1,4 +1,7 @@
-"""The Triton kernels that write a call's random words, with 0 for rows that would lose all of their keys."""
+"""The Triton kernels that write a call's random words, with 0 for rows that would lose all of their keys.
+
+FlashAttention-4's kernels then read words instead of drawing them. `tables.py` says where each stands.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
@@ -21,13 +24,20 @@ def column_word(columns, key):
     return ((x ^ (x >> 16)) * MIX_1) | 1
 
 
-# One kernel for all lengths: sizes are not specialised on, and a size of 1 is no constant.
+# One kernel for all lengths: sizes are not specialised on, and a size of 1 is no constant. Triton would specialise on
+# what is in a tuple all the same, so the arguments are single ones here.
 @triton.jit(do_not_specialize=["limit", "lane", "heads", "queries", "keys", "rows_at"])
 def words_kernel(
-    seed_ptr, limit_ptr, words_ptr, limit, lane, heads, queries, keys, rows_at,
+    seed_ptr, limit_ptr,  # of the stream; the limit is read where HAS_LIMIT
+    words_ptr,  # what it writes
+    limit, lane,
+    heads, queries, keys, rows_at,  # B · H, tokens, where the row words begin
     HAS_LIMIT: tl.constexpr, CAUSAL: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of what comes before the rows, then blocks of rows. `heads` counts B · H. Room is filled with 0."""
+    """One program owns BLOCK words. Grid: blocks of what comes before the rows, then blocks of rows.
+
+    Room is filled with 0.
+    """
     seed = tl.load(seed_ptr)
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
@@ -63,10 +73,14 @@ def words_kernel(
 
 @triton.jit(do_not_specialize=["plane", "stride", "total", "queries", "keys", "rows_at", "lows_at"])
 def restate_kernel(
-    stats_ptr, cuts_ptr, table_ptr, words_ptr, lse_ptr, plane, stride, total, queries, keys, rows_at, lows_at, scale,
+    stats_ptr, cuts_ptr, table_ptr,  # what our forward kernel and hard masking left
+    words_ptr, lse_ptr,  # what FlashAttention-4 takes
+    plane, stride, total,  # numbers in a plane of stats, those of a head, rows of all heads
+    queries, keys, rows_at, lows_at,  # tokens, where the row words begin, and where `low` of rows
+    scale,
     HARD: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid as above. `plane`: numbers in a plane of stats; `stride`: those of a head; `total`: rows of all heads."""
+    """One program owns BLOCK words, of keys or of rows, and writes the log-sum-exps of its rows. Grid as above."""
     pid = tl.program_id(0)
     blocks = (rows_at + BLOCK - 1) // BLOCK
     if pid < blocks:

@@ -1,4 +1,4 @@
-"""The kernels behind `library.py`. Every program owns some tokens of one head and reads what it needs of the others."""
+"""The kernels behind `operators.py`. A program owns some tokens of one head and reads what it needs of the others."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # mypy: disable-error-code=assignment
@@ -29,18 +29,26 @@ def inverse_of(norm):
 
 @triton.jit
 def blur_line_kernel(
-    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
-    lane_step, sigma, runs, n,
+    x, out,  # a tensor, its strides along samples, heads and tokens
+    real,  # the same of the keys that are no padding, bytes (B, H, N); read where REAL
+    inverse_ptr,  # (B, H, N), 1 / the sums of weights: written, or (TRANSPOSED) read
+    drawn,  # the seed, lane · LANE_STEP, the largest width
+    runs, n,
     N: tl.constexpr, H: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The mean over neighbours of every token, weighted by a Gaussian, and 1 / the sum of its weights.
 
     TRANSPOSED: its gradient; x is then that of the means.
-    Every thread has a RUN of tokens of one head. They share most of their neighbours, which are read once for all.
+    One program owns BLOCK runs, each RUN tokens in a row of one head. A tile has a run in every row, and elements of
+    one of its tokens across. The tokens of a run share most of their neighbours, which are read once for all.
     Grid: blocks of BLOCK runs, counted through all heads, so that none is half empty but the last.
     N: n where it is a compile-time constant, else 0. To divide by a number that is not known takes long.
     """
+    x_ptr, x_b, x_h, x_n = x
+    out_ptr, out_b, out_h, out_n = out
+    real_ptr, real_b, real_h, real_n = real
+    seed_ptr, lane_step, sigma = drawn
     if N > 0:
         n = N
     half: tl.constexpr = W // 2
@@ -116,15 +124,23 @@ def add_neighbour(
 
 @triton.jit
 def blur_grid_kernel(
-    x_ptr, seed_ptr, real_ptr, out_ptr, inverse_ptr, x_b, x_h, x_n, out_b, out_h, out_n, real_b, real_h, real_n,
-    lane_step, sigma, lines, heads, n, prefix, rows, cols,
+    x, out, real, inverse_ptr, drawn,  # as above
+    sizes,  # tokens of all heads, heads, tokens of one
+    image,  # tokens before it, its rows and columns
     N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The same where tokens behind the prefix lie on an image row by row; what stands before them stays as it is.
 
-    Grid: blocks of BLOCK tokens, counted through all heads, so that none is half empty but the last.
+    One program owns BLOCK tokens. Grid: blocks of them, counted through all heads, so that none is half empty but the
+    last.
     """
+    x_ptr, x_b, x_h, x_n = x
+    out_ptr, out_b, out_h, out_n = out
+    real_ptr, real_b, real_h, real_n = real
+    seed_ptr, lane_step, sigma = drawn
+    lines, heads, n = sizes
+    prefix, rows, cols = image
     if N > 0:
         n = N
     line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -151,9 +167,9 @@ def blur_grid_kernel(
     for dy in tl.static_range(-half, half + 1):
         for dx in tl.static_range(-half, half + 1):
             tap = tl.exp(-0.5 * (dy * dy + dx * dx) / (width * width))
-            y = row + dy
-            x = col + dx
-            there = on_grid & (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
+            there_row = row + dy
+            there_col = col + dx
+            there = on_grid & (there_row >= 0) & (there_row < rows) & (there_col >= 0) & (there_col < cols)
             acc, norm = add_neighbour(
                 acc, norm, tap, dy * cols + dx, there, x_at, x_n, real_at, real_n, inverse_at, columns, inside,
                 REAL, TRANSPOSED,
@@ -195,10 +211,19 @@ def store_kept(kept_ptr, own, keys, count, row, columns_start, limit, SOMETIMES:
 
 @triton.jit
 def sort_kernel(
-    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    drawn,  # the seed, lane · LANE_STEP
+    results,  # (sets, keys) order and rank, (sets, count) kept
+    sizes,  # keys of a set, how many of them are drawn
+    limit,  # of the last one that is drawn, read where SOMETIMES
     SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sort keys by their scores, equal ones by their number. Grid: key set; BLOCK holds all of its keys."""
+    """Sort keys by their scores, equal ones by their number.
+
+    One program owns a key set, and sorts it on chip: BLOCK holds all of its keys. Grid: key sets.
+    """
+    seed_ptr, lane_step = drawn
+    order_ptr, rank_ptr, kept_ptr = results
+    keys, count = sizes
     head = tl.program_id(0)
     start = start_of(seed_ptr, lane_step)
     columns_start = mix(start ^ COLUMN_SALT)
@@ -215,13 +240,16 @@ def sort_kernel(
 
 @triton.jit
 def order_kernel(
-    seed_ptr, order_ptr, rank_ptr, kept_ptr, lane_step, keys, count, limit,
+    drawn, results, sizes, limit,  # as above
     SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`sort_kernel` for any number of keys: everybody counts who comes before.
+    """`sort_kernel` for any number of keys: one program owns BLOCK keys, and counts for each who comes before.
 
     Grid: key set × block of keys, blocks fastest.
     """
+    seed_ptr, lane_step = drawn
+    order_ptr, rank_ptr, kept_ptr = results
+    keys, count = sizes
     blocks = (keys + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     head = pid // blocks
@@ -245,10 +273,19 @@ def order_kernel(
 
 @triton.jit
 def take_kernel(
-    x_ptr, order_ptr, out_ptr, x_b, x_h, x_n, order_b, order_h, out_b, out_h, out_n, heads, group, count,
+    x, out,  # a tensor, its strides along samples, heads and tokens
+    order,  # places of tokens, strides along samples and sets
+    sizes,  # heads of the result, how many of them share one of x, tokens of the result
     E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy tokens in the order in which they were drawn. Grid: sample × head of the result × block, blocks fastest."""
+    """Copy tokens in the order in which they were drawn. One program owns BLOCK tokens of the result.
+
+    Grid: sample × head of the result × block, blocks fastest.
+    """
+    x_ptr, x_b, x_h, x_n = x
+    out_ptr, out_b, out_h, out_n = out
+    order_ptr, order_b, order_h = order
+    heads, group, count = sizes
     blocks = (count + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     head = pid // blocks
@@ -266,10 +303,19 @@ def take_kernel(
 
 @triton.jit
 def put_back_kernel(
-    dout_ptr, rank_ptr, dx_ptr, dout_b, dout_h, dout_n, rank_b, rank_h, dx_b, dx_h, dx_n, heads, group, n, count,
+    dout, dx,  # a tensor, its strides along samples, heads and tokens
+    rank,  # where tokens went, strides along samples and sets
+    sizes,  # heads of dx, how many of dout share one, tokens of dx, tokens of dout
     E: tl.constexpr, BE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of `take_kernel`: every token looks where it went. Grid: sample × head × block, blocks fastest."""
+    """The gradient of `take_kernel`. One program owns BLOCK tokens of dx; each looks where it went, so none collide.
+
+    Grid: sample × head of dx × block, blocks fastest.
+    """
+    dout_ptr, dout_b, dout_h, dout_n = dout
+    dx_ptr, dx_b, dx_h, dx_n = dx
+    rank_ptr, rank_b, rank_h = rank
+    heads, group, n, count = sizes
     blocks = (n + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     head = pid // blocks

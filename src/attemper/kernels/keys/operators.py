@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.launch import DEVICES, on_device, unit_stride
+from attemper.kernels.common.launch import DEVICES, on_device, strided, unit_stride
 from attemper.kernels.common.plans import is_static, padded
 from attemper.ops.stream import LANE_STEP, MASK
 
@@ -110,12 +110,12 @@ def _launch_blur(
             part = slice(first, first + samples)
             parts = min(samples, batch - first) * heads
             arguments = (
-                x[part], seed, known[part] if strides[0] else known, out[part], inverse[part],
-                *x.stride()[:3], *out.stride()[:3], *strides, _lane_step(lane), sigma,
+                strided(x[part]), strided(out[part]), (known[part] if strides[0] else known, *strides), inverse[part],
+                (seed, _lane_step(lane), sigma),
             )  # fmt: skip
             if grid:
                 blur_grid_kernel[(-(-parts * n // block),)](
-                    *arguments, parts * n, heads, n, *grid, **constants, BLOCK=block
+                    *arguments, (parts * n, heads, n), tuple(grid), **constants, BLOCK=block
                 )
             else:
                 runs = parts * -(-n // run)
@@ -190,7 +190,8 @@ def _draw_order(
     order, rank, kept = _draw_order_fake(seed, lane, batch, sets, keys, count)
     if order.numel():
         arguments = (
-            seed, order, rank, kept.view(torch.uint8), _lane_step(lane), keys, count, 0 if limit is None else limit,
+            (seed, _lane_step(lane)), (order, rank, kept.view(torch.uint8)), (keys, count),
+            0 if limit is None else limit,
         )  # fmt: skip
         with on_device(seed):
             if keys <= SORTED:
@@ -226,8 +227,8 @@ def _take(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
     if out.numel():
         with on_device(x):
             take_kernel[(batch * heads * -(-count // TOKENS),)](
-                x, order, out, *x.stride()[:3], *_set_strides(order), *out.stride()[:3], heads, heads // x.shape[1],
-                count, E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
+                strided(x), strided(out), (order, *_set_strides(order)), (heads, heads // x.shape[1], count),
+                E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
             )  # fmt: skip
     return out
 
@@ -246,8 +247,8 @@ def _take_backward(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Ten
     if dx.numel():
         with on_device(dout):
             put_back_kernel[(batch * heads * -(-n // TOKENS),)](
-                dout, rank, dx, *dout.stride()[:3], *_set_strides(rank), *dx.stride()[:3], heads, many // heads, n,
-                count, E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
+                strided(dout), strided(dx), (rank, *_set_strides(rank)), (heads, many // heads, n, count),
+                E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
             )  # fmt: skip
     return dx
 

@@ -1,4 +1,8 @@
-"""The kernels behind `library.py` and `outputs.py`. Of logits, one program has one head of one sample."""
+"""The kernels behind `logits.py` and `outputs.py`: squares for penalties, and their gradients.
+
+‖QKᵀ‖² = ⟨QᵀQ, KᵀK⟩, so one program owns a head of a sample, reads Q and K once in tiles of BN tokens, and keeps their
+(e, e) Gram matrices on chip. Logits are never made.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
@@ -6,16 +10,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attemper.kernels.common.groups import Rows
+
 
 @triton.jit
-def load_tokens(x_ptr, x_n, first, n, columns, bias, BIAS: tl.constexpr, E: tl.constexpr, BN: tl.constexpr):
+def load_tokens(x, first, n, columns, bias, BIAS: tl.constexpr, E: tl.constexpr, BN: tl.constexpr):
     """A tile of tokens without their bias; zeros beyond the last one. The difference is rounded once."""
     tokens = first + tl.arange(0, BN)
     inside = (tokens < n)[:, None] & (columns < E)[None, :]
-    x = tl.load(x_ptr + tokens[:, None] * x_n + columns[None, :], mask=inside, other=0.0)
+    tile = tl.load(x.ptr + tokens[:, None] * x.stride + columns[None, :], mask=inside, other=0.0)
     if BIAS:
-        x = tl.where(inside, x.to(tl.float32) - bias[None, :], 0.0).to(x.dtype)
-    return x
+        tile = tl.where(inside, tile.to(tl.float32) - bias[None, :], 0.0).to(tile.dtype)
+    return tile
+
+
+@triton.jit
+def head_of(x, b, h, E: tl.constexpr):
+    """`Rows` of a sample and head. x: a tensor (B, N, H · e), and its strides along samples and tokens."""
+    ptr, stride_b, stride_n = x
+    return Rows(ptr + (b * stride_b + h * E), stride_n)
 
 
 @triton.jit
@@ -30,63 +43,75 @@ def load_bias(bias_ptr, h, columns, BIAS: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def gram_of(
-    x_ptr, x_n, n, columns, bias,
+    x, n, columns, bias,
     BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """XᵀX of one head."""
+    """XᵀX of one head's `Rows`."""
     gram = tl.zeros((BE, BE), tl.float32)
     for first in tl.range(0, n, BN):
-        x = load_tokens(x_ptr, x_n, first, n, columns, bias, BIAS, E, BN)
-        gram = tl.dot(tl.trans(x), x, gram, input_precision=PRECISION)
+        tile = load_tokens(x, first, n, columns, bias, BIAS, E, BN)
+        gram = tl.dot(tl.trans(tile), tile, gram, input_precision=PRECISION)
     return gram
 
 
 @triton.jit
 def forward_kernel(
-    q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, out_ptr, q_b, q_n, k_b, k_n, heads, nq, nk,
+    q, k,  # a tensor, its strides along samples and tokens
+    biases,  # of Q and of K
+    out_ptr,  # a number per head
+    sizes,  # heads, queries, keys
     Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """⟨QᵀQ, KᵀK⟩ = ‖QKᵀ‖². Grid: sample × head, heads fastest."""
+    q_bias_ptr, k_bias_ptr = biases
+    heads, nq, nk = sizes
     pid = tl.program_id(0)
     b = (pid // heads).to(tl.int64)
     h = pid % heads
     columns = tl.arange(0, BE)
     q_bias = load_bias(q_bias_ptr, h, columns, Q_BIAS, E)
     k_bias = load_bias(k_bias_ptr, h, columns, K_BIAS, E)
-    of_q = gram_of(q_ptr + b * q_b + h * E, q_n, nq, columns, q_bias, Q_BIAS, E, BE, BN, PRECISION)
-    of_k = gram_of(k_ptr + b * k_b + h * E, k_n, nk, columns, k_bias, K_BIAS, E, BE, BN, PRECISION)
+    of_q = gram_of(head_of(q, b, h, E), nq, columns, q_bias, Q_BIAS, E, BE, BN, PRECISION)
+    of_k = gram_of(head_of(k, b, h, E), nk, columns, k_bias, K_BIAS, E, BE, BN, PRECISION)
     tl.store(out_ptr + pid, tl.sum(of_q * of_k))
 
 
 @triton.jit
 def grams_kernel(
-    q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, out_ptr, grams_ptr, sums_ptr, shifts_ptr, x_b, x_n, heads, n,
+    qk,  # Q and K, which lie side by side, and their strides along samples and tokens
+    biases,  # of Q and of K
+    results,  # squares, Gram matrices, sums, shifts
+    sizes,  # heads, tokens
     BIAS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What `forward_kernel` gives, and what backward would need of it: see `library.squares_and_grams`.
+    """What `forward_kernel` gives, and what backward would need of it: see `logits.squares_and_grams`.
 
-    Q and K lie side by side. Grid: sample × head, heads fastest, from the last to the first: attention's forward pass
-    came before, and what it read last is in the cache.
+    Grid: sample × head, heads fastest, from the last to the first: attention's forward pass came before, and what it
+    read last is in the cache.
     """
+    q_bias_ptr, k_bias_ptr = biases
+    q_ptr, k_ptr, stride_b, stride_n = qk
+    out_ptr, grams_ptr, sums_ptr, shifts_ptr = results
+    heads, n = sizes
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     b = (pid // heads).to(tl.int64)
     h = pid % heads
     columns = tl.arange(0, BE)
-    q_ptr += b * x_b + h * E
-    k_ptr += b * x_b + h * E
+    q_rows = head_of((q_ptr, stride_b, stride_n), b, h, E)
+    k_rows = head_of((k_ptr, stride_b, stride_n), b, h, E)
     of_q = tl.zeros((BE, BE), tl.float32)
     of_k = tl.zeros((BE, BE), tl.float32)
     sum_q = tl.zeros((BE, 16), tl.float32)  # a product with ones: tiles need not pass through registers
     sum_k = tl.zeros((BE, 16), tl.float32)
-    ones = tl.full((BN, 16), 1.0, q_ptr.dtype.element_ty)
+    ones = tl.full((BN, 16), 1.0, q_rows.ptr.dtype.element_ty)
     for start in tl.range(0, n, BN):
-        q = load_tokens(q_ptr, x_n, start, n, columns, 0, False, E, BN)
-        k = load_tokens(k_ptr, x_n, start, n, columns, 0, False, E, BN)
-        of_q = tl.dot(tl.trans(q), q, of_q, input_precision=PRECISION)
-        of_k = tl.dot(tl.trans(k), k, of_k, input_precision=PRECISION)
-        sum_q = tl.dot(tl.trans(q), ones, sum_q, input_precision=PRECISION)
-        sum_k = tl.dot(tl.trans(k), ones, sum_k, input_precision=PRECISION)
+        q_tile = load_tokens(q_rows, start, n, columns, 0, False, E, BN)
+        k_tile = load_tokens(k_rows, start, n, columns, 0, False, E, BN)
+        of_q = tl.dot(tl.trans(q_tile), q_tile, of_q, input_precision=PRECISION)
+        of_k = tl.dot(tl.trans(k_tile), k_tile, of_k, input_precision=PRECISION)
+        sum_q = tl.dot(tl.trans(q_tile), ones, sum_q, input_precision=PRECISION)
+        sum_k = tl.dot(tl.trans(k_tile), ones, sum_k, input_precision=PRECISION)
     sum_q = tl.sum(sum_q, 1) / 16
     sum_k = tl.sum(sum_k, 1) / 16
     q_bias = load_bias(q_bias_ptr, h, columns, BIAS, E)
@@ -120,7 +145,9 @@ def biased_away(gram, total, bias, n):
 
 @triton.jit
 def gradient_of(
-    x_ptr, x_bias_ptr, o_ptr, o_bias_ptr, dx_ptr, sums_ptr, x_n, o_n, dx_n, scale, h, nx, no,
+    x, nx, x_bias_ptr,  # `Rows` of this side, how many there are, its bias
+    o, no, o_bias_ptr,  # those of the other side
+    dx, sums_ptr, scale, h,
     X_BIAS: tl.constexpr, O_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
     BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -130,53 +157,61 @@ def gradient_of(
     """
     columns = tl.arange(0, BE)
     o_bias = load_bias(o_bias_ptr, h, columns, O_BIAS, E)
-    gram = gram_of(o_ptr, o_n, no, columns, o_bias, O_BIAS, E, BE, BN, PRECISION)
+    gram = gram_of(o, no, columns, o_bias, O_BIAS, E, BE, BN, PRECISION)
     if SCALED:
         unit = tl.maximum(tl.max(tl.abs(gram)), 1e-30)
         gram = gram / unit
         scale = scale * unit
-    factor = gram.to(x_ptr.dtype.element_ty)
+    factor = gram.to(x.ptr.dtype.element_ty)
     x_bias = load_bias(x_bias_ptr, h, columns, X_BIAS, E)
     sums = tl.zeros((BE,), tl.float32)
     for first in tl.range(0, nx, BN):
-        x = load_tokens(x_ptr, x_n, first, nx, columns, x_bias, X_BIAS, E, BN)
-        dx = tl.dot(x, factor, input_precision=PRECISION) * scale
+        x_tile = load_tokens(x, first, nx, columns, x_bias, X_BIAS, E, BN)
+        dx_tile = tl.dot(x_tile, factor, input_precision=PRECISION) * scale
         if SUMS:
-            sums += tl.sum(dx, 0)
+            sums += tl.sum(dx_tile, 0)
         tokens = first + tl.arange(0, BN)
         inside = (tokens < nx)[:, None] & (columns < E)[None, :]
-        tl.store(dx_ptr + tokens[:, None] * dx_n + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        at = dx.ptr + tokens[:, None] * dx.stride + columns[None, :]
+        tl.store(at, dx_tile.to(dx.ptr.dtype.element_ty), mask=inside)
     if SUMS:
         tl.store(sums_ptr + columns, sums, mask=columns < E)
 
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, q_ptr, k_ptr, q_bias_ptr, k_bias_ptr, dq_ptr, dk_ptr, sums_ptr,
-    grad_b, grad_h, q_b, q_n, k_b, k_n, dq_b, dq_n, dk_b, dk_n, heads, nq, nk,
+    grad,  # of the squares, strides along samples and heads
+    q, k, dq, dk,  # a tensor, its strides along samples and tokens
+    biases,  # of Q and of K
+    sums_ptr,  # (B, 2, H · e), for the sums of columns of dQ and dK
+    sizes,  # heads, queries, keys
     Q_BIAS: tl.constexpr, K_BIAS: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, E: tl.constexpr,
     BE: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ = 2g · Q · KᵀK and dK = 2g · K · QᵀQ. Grid: sample × head × side, sides fastest: they read the same.
+    """dQ = 2g · Q · KᵀK and dK = 2g · K · QᵀQ. One program owns one of both, of one head.
 
     Grams are made again: to keep them would take memory in every layer until its backward pass.
+    Grid: sample × head × side, sides fastest: they read the same.
     """
+    grad_ptr, grad_b, grad_h = grad
+    q_bias_ptr, k_bias_ptr = biases
+    heads, nq, nk = sizes
     pid = tl.program_id(0) // 2
     b = (pid // heads).to(tl.int64)
     h = pid % heads
-    q_ptr += b * q_b + h * E
-    k_ptr += b * k_b + h * E
+    q_rows = head_of(q, b, h, E)
+    k_rows = head_of(k, b, h, E)
     sums_ptr += (2 * b * heads + h) * E
     scale = 2.0 * tl.load(grad_ptr + b * grad_b + h * grad_h)
     if tl.program_id(0) % 2 == 0:
         gradient_of(
-            q_ptr, q_bias_ptr, k_ptr, k_bias_ptr, dq_ptr + b * dq_b + h * E, sums_ptr, q_n, k_n, dq_n, scale, h, nq, nk,
+            q_rows, nq, q_bias_ptr, k_rows, nk, k_bias_ptr, head_of(dq, b, h, E), sums_ptr, scale, h,
             Q_BIAS, K_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip
     else:
         gradient_of(
-            k_ptr, k_bias_ptr, q_ptr, q_bias_ptr, dk_ptr + b * dk_b + h * E, sums_ptr + heads * E, k_n, q_n, dk_n,
-            scale, h, nk, nq, K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
+            k_rows, nk, k_bias_ptr, q_rows, nq, q_bias_ptr, head_of(dk, b, h, E), sums_ptr + heads * E, scale, h,
+            K_BIAS, Q_BIAS, SUMS, SCALED, E, BE, BN, PRECISION,
         )  # fmt: skip
 
 

@@ -53,6 +53,16 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.contiguous() if x.stride(2) != 1 and x.shape[2] > 1 else x
 
 
+def _strided(x: Tensor) -> tuple[Any, ...]:
+    """A tensor (B, N, H · e) as kernels take it: its elements, and its strides along samples and tokens."""
+    return (x, *x.stride()[:2])
+
+
+def _biases(q_bias: Tensor | None, k_bias: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Biases as kernels take them. like: what to point at where there is none."""
+    return like if q_bias is None else q_bias.contiguous(), like if k_bias is None else k_bias.contiguous()
+
+
 def _forward(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None, heads: int) -> Tensor:
     from attemper.kernels.penalties.kernels import forward_kernel
 
@@ -62,8 +72,7 @@ def _forward(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None,
     if out.numel():
         with on_device(q):
             forward_kernel[(out.numel(),)](
-                q, k, q if q_bias is None else q_bias.contiguous(), k if k_bias is None else k_bias.contiguous(), out,
-                *q.stride()[:2], *k.stride()[:2], heads, q.shape[1], k.shape[1],
+                _strided(q), _strided(k), _biases(q_bias, k_bias, q), out, (heads, q.shape[1], k.shape[1]),
                 Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None, E=e, BE=padded(e), PRECISION=precision(),
                 **_tiles(e, q.dtype),
             )  # fmt: skip
@@ -90,7 +99,8 @@ def squares_and_grams(qkv: Tensor, bias: Tensor | None, heads: int) -> tuple[Ten
     if squares.numel():
         with on_device(qkv):
             grams_kernel[(squares.numel(),)](
-                qkv, qkv[..., third:], q_bias, k_bias, squares, grams, sums, shifts, *qkv.stride()[:2], heads, tokens,
+                (qkv, qkv[..., third:], *qkv.stride()[:2]), (q_bias, k_bias), (squares, grams, sums, shifts),
+                (heads, tokens),
                 BIAS=bias is not None, E=e, BE=padded(e), PRECISION=precision(),
                 **_tiles(e, qkv.dtype, both=True),
             )  # fmt: skip
@@ -113,9 +123,9 @@ def _backward(
     if grad.numel():
         with on_device(q):
             backward_kernel[(2 * grad.numel(),)](
-                grad, q, k, q if q_bias is None else q_bias.contiguous(), k if k_bias is None else k_bias.contiguous(),
-                dq, dk, sums, *grad.stride(), *q.stride()[:2], *k.stride()[:2], *dq.stride()[:2], *dk.stride()[:2],
-                heads, q.shape[1], k.shape[1], Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None,
+                (grad, *grad.stride()), _strided(q), _strided(k), _strided(dq), _strided(dk),
+                _biases(q_bias, k_bias, q), sums, (heads, q.shape[1], k.shape[1]),
+                Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None,
                 SUMS=sums.numel() > 0, SCALED=q.dtype == torch.float16, E=e, BE=padded(e), PRECISION=precision(),
                 **_tiles(e, q.dtype, backward=True),
             )  # fmt: skip

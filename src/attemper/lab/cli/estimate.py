@@ -87,7 +87,7 @@ class EstimateCommand:
 
     def _plan(self) -> Plan:
         from attemper.lab.study import DEFAULT_PLAN, load_plan
-        from attemper.lab.training.teacher import untrained
+        from attemper.lab.training.teacher import with_untrained_teacher
 
         given: dict[str, Any] = load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN)
         task = self.task
@@ -107,7 +107,7 @@ class EstimateCommand:
             augment=self.augment,
         )
         plan = changes.changed(given)
-        return dataclasses.replace(plan, budget=untrained(plan.budget))
+        return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
 
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""

@@ -74,7 +74,7 @@ class Train:
         from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
         from attemper.lab.tracking import check_trackers
-        from attemper.lab.training import check_run, run, settled
+        from attemper.lab.training import check_run, run, with_teacher_hash
         from attemper.recipe import as_methods, render
 
         where = console(json=self.json, quiet=not ranks.main)
@@ -89,7 +89,7 @@ class Train:
         )
         check_suites(spec, task)
         check_run(spec, task)
-        spec = settled(spec, task)
+        spec = with_teacher_hash(spec, task)
         if self.folder is not None and ranks.main:
             with folder_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
+from attemper.lab.call_syntax import check_count
 
 __all__ = ["Classifier", "at_rest", "check_epsilon", "fgsm", "pgd"]
 
@@ -95,8 +96,7 @@ def pgd(
     generator: draws the starting points in the ball, on the CPU; none: start from the images themselves.
     """
     check_epsilon(epsilon)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ParameterError(f"steps is {steps!r}; it must be a whole number, at least 1.")
+    check_count("steps", steps)
     size = 2.5 * epsilon / steps if step_size is None else step_size
     low, high = (pixels - epsilon).clamp(min=0), (pixels + epsilon).clamp(max=1)
     x = pixels

@@ -114,18 +114,18 @@ def evaluate(
     suites: "calibration", "robustness" and "stochastic", with options in call form, or as objects.
     train: images that the model was trained on, for the generalisation gap.
     seed: of starting points, places of occlusion, noise and stochastic passes.
-    progress: told the share of the work that is done.
+    progress: called with the share of the work that is done.
 
     Returns plain data that can be written as JSON: images, suites, accuracy, top5, and per suite what it found.
     """
     trial = Trial(Network(model, normalise), parse_suites(suites), seed)
     if not len(source):
         raise DataError("There are no images to evaluate on.")
-    tell = Share(trial.rounds * len(source), progress)
+    advance = Share(trial.rounds * len(source), progress)
     with at_rest(model), torch.no_grad(), torch.random.fork_rng():
         stored_batches = source.to(trial.network.device).batches(torch.arange(len(source)), batch_size)
         for number, (stored, targets) in enumerate(stored_batches):
-            trial.add(to_pixels(stored), targets, number, tell)
+            trial.add(to_pixels(stored), targets, number, advance)
         known = _read_clean(trial.network, train, batch_size) if train is not None else None
     found = trial.read()
     return found if known is None else {**found, "gap": gap(known, found)}
@@ -152,16 +152,16 @@ class Trial:
         """How often every image is looked at."""
         return 1 + len(self.conditions or ())
 
-    def add(self, pixels: Tensor, targets: Tensor, number: int, tell: Share) -> None:
+    def add(self, pixels: Tensor, targets: Tensor, number: int, advance: Share) -> None:
         """Try everything on one batch. number: its place, from which all that is drawn for it follows."""
         self.clean.add(predict(self.network, pixels), targets)
         if self.averaged is not None:
             self.averaged.add(pixels, targets, derive(self.seed, "stochastic", number))
-        tell(len(targets))
+        advance(len(targets))
         for condition in self.conditions or ():
             harder = condition.change(pixels, targets, derive(self.seed, "batch", number))
             condition.tally.add(predict(self.network, harder), targets)
-            tell(len(targets))
+            advance(len(targets))
 
     def read(self) -> dict[str, Any]:
         """What was found, as plain data."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
+from attemper.lab.call_syntax import check_count
 
 __all__ = ["BINS", "Bin", "Reading", "Tally", "calibration_error", "finite", "read_logits", "read_probabilities"]
 
@@ -59,8 +60,7 @@ class Tally:
     bins: int = BINS
 
     def __post_init__(self) -> None:
-        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or self.bins < 1:
-            raise ParameterError(f"bins is {self.bins!r}; it must be a whole number, at least 1.")
+        check_count("bins", self.bins)
         self.images = 0
         self.classes = 0
         self.sums = torch.zeros(4, dtype=torch.float64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attemper.errors import AttemperError, ParameterError, suggestion
-from attemper.lab.call_syntax import parse_call, render_call
+from attemper.lab.call_syntax import check_count, parse_call, render_call
 
 __all__ = ["DEFAULT", "SUITES", "Calibration", "Robustness", "Stochastic", "Suite", "parse_suites", "split_suites"]
 
@@ -42,7 +42,7 @@ class Calibration(Suite):
     """Of the reliability diagram."""
 
     def __post_init__(self) -> None:
-        _check_count("bins", self.bins)
+        check_count("bins", self.bins)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Robustness(Suite):
 
         object.__setattr__(self, "epsilon", tuple(check_epsilon(each) for each in _listed(self.epsilon)))
         object.__setattr__(self, "occlusion", tuple(check_share(each) for each in _listed(self.occlusion)))
-        _check_count("steps", self.steps)
+        check_count("steps", self.steps)
         if self.corruptions is not None:
             object.__setattr__(self, "corruptions", tuple(_listed(self.corruptions)))
             for name in self.corruptions:
@@ -81,11 +81,11 @@ class Stochastic(Suite):
     """The average over several passes in which the recipe's methods act, beside the deterministic result."""
 
     name = "stochastic"
-    about = "the average over stochastic passes (8 unless told), beside the deterministic result"
+    about = "the average over stochastic passes (8 by default), beside the deterministic result"
     passes: int = 8
 
     def __post_init__(self) -> None:
-        _check_count("passes", self.passes)
+        check_count("passes", self.passes)
 
 
 SUITES: dict[str, type[Suite]] = {kind.name: kind for kind in (Calibration, Robustness, Stochastic)}
@@ -145,8 +145,3 @@ def _parse(text: str) -> Suite:
 def _listed(given: Any) -> list[Any]:
     """One value, or several."""
     return list(given) if isinstance(given, tuple | list) else [given]
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ParameterError(f"{name} is {value!r}; it must be a whole number, at least 1.")

@@ -86,7 +86,7 @@ def _check_trained(name: str, shape: InputShape) -> None:
         )
     if config.num_classes != shape.classes:
         raise ParameterError(
-            f"The trained weights of timm's {name} tell {config.num_classes} classes apart, and the task has "
+            f"The trained weights of timm's {name} are for {config.num_classes} classes, and the task has "
             f"{shape.classes}."
         )
 

@@ -16,7 +16,7 @@ __all__ = ["Seq2Seq", "seq2seq"]
 
 
 class Positions(nn.Module):
-    """Adds to every token what tells its place: sines and cosines, or a learnt vector."""
+    """Adds to every token a code of its position: sines and cosines, or a learnt vector."""
 
     def __init__(self, length: int, width: int, learnt: bool) -> None:
         super().__init__()

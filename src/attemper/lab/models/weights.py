@@ -13,7 +13,7 @@ HEADS = ("head.weight", "head.fc.weight", "classifier.weight", "heads.head.weigh
 
 
 def classes_in(tensors: dict[str, Tensor]) -> int | None:
-    """How many classes the head tells apart, if it has a usual name."""
+    """How many classes the head has, if it has a usual name."""
     return next((int(tensors[name].shape[0]) for name in HEADS if name in tensors), None)
 
 

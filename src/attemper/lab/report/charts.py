@@ -21,7 +21,7 @@ from attemper.lab.report.scale import Scale, finite, make_scale, number, shorten
 __all__ = ["Axis", "Bar", "Curve", "Point", "Row", "bars", "dots", "key", "legend", "lines", "scatter"]
 
 LINES_OF_TEXT = 30
-"""Places along x at which a line chart tells its values: enough to find one, few enough for a small page."""
+"""Places along x at which a line chart shows its values: enough to find one, few enough for a small page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def _unbroken(*parts: Sequence[float | None]) -> list[list[int]]:
 
 
 def _columns(curves: Sequence[Curve], across: Scale, name: str, top: int, bottom: int, digits: int) -> str:
-    """Invisible columns that tell the values of all lines at their place."""
+    """Invisible columns that show the values of all lines at their place."""
     places = sorted({value for curve in curves for value in curve.x})
     places = places[:: math.ceil(len(places) / LINES_OF_TEXT) or 1]
     edges = [across.low, *((a + b) / 2 for a, b in itertools.pairwise(places)), across.high]

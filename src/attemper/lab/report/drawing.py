@@ -62,7 +62,7 @@ def symbols() -> str:
 
 
 def figure(title: str, note: str, spoken: str, kind: str, height: int, body: str) -> str:
-    """A chart with its title; `spoken` says in words what it shows. An empty body is said to be empty."""
+    """A chart with its title; `spoken` says in words what it shows. An empty body becomes "no data yet"."""
     below = f'<span class="note">{escape(note)}</span>' if note else ""
     if not body:
         spoken, height = "No data yet", 64

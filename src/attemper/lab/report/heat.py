@@ -37,7 +37,7 @@ class HeatCell:
     text: str = ""
     """Stands in the cell."""
     hint: str = ""
-    """Shown when somebody points at the cell."""
+    """The tooltip."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def heat_map(
         f'<text class="axis" x="50%" y="{bottom + 32}">{escape(x)}</text>'
     )
     ends = f"From {number(heat.low, significant=3)}, faint, to {number(heat.high, significant=3)}, strong."
-    told = f"{ends} {note}".strip()
+    caption = f"{ends} {note}".strip()
     return figure(
-        title, told, f"{y} by {x}, {told}", "wide", bottom + 40, "" if heat.empty else series_group(series, body)
+        title, caption, f"{y} by {x}, {caption}", "wide", bottom + 40, "" if heat.empty else series_group(series, body)
     )

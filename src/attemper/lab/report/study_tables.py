@@ -42,7 +42,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         ]
         for entry in ranked
     ]
-    # A column in which nobody has anything, such as the cost before it is measured, only takes room.
+    # A column in which no row has anything, such as the cost before it is measured, only takes room.
     kept = [at for at in range(len(columns)) if at < 2 or any(row[at].key is not None for row in rows)]
     columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
     body = table(columns, rows, caption="Recipes and their results", sortable=True, sorted_by=1)
@@ -166,7 +166,7 @@ def reproduce(summary: Mapping[str, Any]) -> Section:
     return Section(
         heading="Get it again",
         lead="Write the plan into a file and give it to the command. Runs that are there already are not run again.",
-        body="".join(parts) or "<p>The study did not say how it was made.</p>",
+        body="".join(parts) or "<p>The study does not record how it was made.</p>",
     )
 
 

@@ -5,7 +5,7 @@ try, one succeeds. The owner of a run is the holder of its highest n, and touche
 that was not touched for a while, or whose process is known to be dead, is taken over by creating n + 1, which again one
 alone can do. Renaming or deleting the old claim instead would leave a gap in which two could think that it is theirs.
 An owner who was only suspended finds a higher n when it wakes up, and stops. The files of a run go away when its result
-is there, so whoever claims a run looks once more for a result afterwards.
+is there, so a worker that claims a run looks once more for a result afterwards.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Claim:
         return not self._lost
 
     def check(self) -> None:
-        """Raise `LostClaimError` if somebody has taken the run over."""
+        """Raise `LostClaimError` if another worker has taken the run over."""
         if not self._over.is_set():
             self._touch()
         if self._lost:
@@ -93,7 +93,7 @@ class Claim:
         return self._lost
 
     def finish(self) -> None:
-        """The result is on disk: nobody needs to know of the claim any more."""
+        """The result is on disk: the claim is no longer needed."""
         self._stop()
         if not self._lost:
             self._claims.clear(self.key)
@@ -133,9 +133,9 @@ class Claims:
         token: str | None = None,
         dead: str | None = None,
     ) -> Claim | None:
-        """Claim a run, or None if it is somebody's.
+        """Claim a run, or None if another worker has it.
 
-        on_takeover: told of the dead holder whose run is now ours.
+        on_takeover: called with the dead holder whose run is now ours.
         token: what the claim is called; none: something that nothing else is called.
         dead: the token of a holder that is known to be dead, however fresh its last sign of life is.
         """
@@ -169,7 +169,7 @@ class Claims:
         return None if generation is None else self._read(key, generation)
 
     def holders(self, keys: Iterable[str]) -> dict[str, Holder]:
-        """Of these runs, the ones that somebody holds, alive or not."""
+        """Of these runs, the ones that a worker holds, alive or not."""
         wanted, highest = set(keys), dict[str, int]()
         for key, generation in self._files():
             if key in wanted:
@@ -178,7 +178,7 @@ class Claims:
         return {holder.key: holder for holder in found if holder is not None and not holder.released}
 
     def clear(self, key: str) -> None:
-        """Remove the claims of a run, the valid one last: until then nobody can begin at 0."""
+        """Remove the claims of a run, the valid one last: until then no worker can begin at 0."""
         for generation in sorted(n for name, n in self._files() if name == key):
             with contextlib.suppress(OSError):
                 self.path(key, generation).unlink(missing_ok=True)

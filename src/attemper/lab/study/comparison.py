@@ -15,7 +15,7 @@ from attemper.lab.study.executor import Executor, stopped, work
 from attemper.lab.study.export import to_csv, to_markdown
 from attemper.lab.study.live import SilentView, View
 from attemper.lab.study.plan import Plan
-from attemper.lab.study.rank_team import Together, dismiss, follow, work_together
+from attemper.lab.study.rank_team import RankTeamEngine, follow, send_summary, work_together
 from attemper.lab.study.settings import Settings, read_settings
 from attemper.lab.study.study import ATTEMPTS, Study
 from attemper.lab.study.summary import Summary, summarise
@@ -66,7 +66,7 @@ def compare(
     workers: how many processes; none: one per core, or as many as fit on each GPU.
     executor: who does the runs in their place, such as `attemper.lab.study.ray_executor.RayCluster()`.
     root: where this machine keeps its data.
-    view: told how it goes on, such as `attemper.lab.study.make_view()`.
+    view: shows how it goes on, such as `attemper.lab.study.make_view()`.
     costs: measure the time of a training step, which takes some seconds per recipe.
     change_plan: take a folder that holds another plan's study.
     command: how this was started, for the report.
@@ -87,7 +87,7 @@ def compare(
         folder, plan, root, engine=engine, settings=settings, change_plan=change_plan, attempts=attempts or ATTEMPTS
     )
     if not ranks.alone:
-        study.engine = Together(study.engine, ranks)
+        study.engine = RankTeamEngine(study.engine, ranks)
     for note in plan.notes:
         view.note(note)
     try:
@@ -105,7 +105,7 @@ def compare(
         view.close()
     summary = summarise(study, command=command)
     write_summary(summary, study.folder)
-    return dismiss(ranks, summary)
+    return send_summary(ranks, summary)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:

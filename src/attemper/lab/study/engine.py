@@ -31,7 +31,7 @@ class Engine(Protocol):
         """The task of a plan; root: where this machine keeps its data."""
         ...
 
-    def settle(self, budget: Budget, task: Task) -> Budget:
+    def with_teacher_hash(self, budget: Budget, task: Task) -> Budget:
         """The budget with the hash of its teacher's weights, where it has a teacher: keys depend on it."""
         ...
 
@@ -60,10 +60,10 @@ class Training:
 
         return open_task(text, root)
 
-    def settle(self, budget: Budget, task: Any) -> Budget:
-        from attemper.lab.training.teacher import settle
+    def with_teacher_hash(self, budget: Budget, task: Any) -> Budget:
+        from attemper.lab.training.teacher import budget_with_teacher_hash
 
-        return settle(budget, task.shape)
+        return budget_with_teacher_hash(budget, task.shape)
 
     def check(self, spec: RunSpec, task: Any) -> None:
         from attemper.lab.evaluation.runs import check_suites

@@ -29,7 +29,7 @@ NOTHING = {"mean": None, "deviation": None, "share": True}
 def compare_figures(rows: Sequence[dict[str, Any]], baseline: dict[str, Any]) -> None:
     """Give every figure its paired difference to the baseline's, with a p-value corrected over the whole table.
 
-    Many figures are looked at here. Corrected one by one, some of them would always seem to tell something.
+    Many figures are looked at here. Corrected one by one, some of them would always seem significant.
     """
     known = {figure["name"]: figure for figure in _figures(baseline)}
     others = [figure for row in rows if row is not baseline for figure in _figures(row) if figure["name"] in known]

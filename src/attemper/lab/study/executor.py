@@ -1,4 +1,4 @@
-"""Working on a study until nothing is missing, whoever does the runs: processes of this machine, or a Ray cluster."""
+"""Working on a study until no run is missing, with processes of this machine or on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["LiveView", "PlainView", "SilentView", "View", "make_view", "status_t
 
 
 class View(Protocol):
-    """Whoever is told how a study goes on."""
+    """Shows how a study goes on."""
 
     def note(self, text: str) -> None:
         """Something that people should read."""

@@ -85,7 +85,7 @@ def judge(folder: Path, ours: set[int], theirs: set[int]) -> None:
 
 @contextlib.contextmanager
 def beacon(folder: Path) -> Iterator[Path]:
-    """A file that is there as long as the block runs. Gives its path: whoever shares the folder sees it."""
+    """A file that is there as long as the block runs. Gives its path: every machine that shares the folder sees it."""
     path = folder / f".beacon-{secrets.token_hex(4)}"
     with folder_errors(path):
         path.touch(exist_ok=False)
@@ -97,7 +97,7 @@ def beacon(folder: Path) -> Iterator[Path]:
 
 
 def check_sees(path: Path, who: str) -> None:
-    """Raise unless this machine sees a beacon that another one has lit, and cannot create it a second time."""
+    """Raise unless this machine sees a beacon of another one, and cannot create it a second time."""
     if not path.parent.is_dir():
         raise FolderError(
             f"{who} has no folder {path.parent}. A study on several machines needs a folder that all of them share, "

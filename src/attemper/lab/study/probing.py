@@ -216,7 +216,7 @@ def measure(
     data: a `RunData`. clock: tells seconds.
     """
     from attemper.lab.training.checkpoint import save_checkpoint
-    from attemper.lab.training.randomness import borrowed, seed_everything
+    from attemper.lab.training.randomness import preserved_random_state, seed_everything
     from attemper.lab.training.validation import evaluate
 
     def now() -> float:
@@ -230,7 +230,7 @@ def measure(
         return now() - begun
 
     _make_room(device)
-    with borrowed():
+    with preserved_random_state():
         seed_everything(spec.seed)
         if device.type == "cuda" or spec.budget.compile:
             # What a compiler makes now is kept on disk: the first run finds it there as all others do.

@@ -19,7 +19,7 @@ from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
-from attemper.lab.study.workers import Deaths, WorkerConfig
+from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["Processes", "cores", "gpu_memory", "runs_per_gpu"]
@@ -130,7 +130,7 @@ class ProcessPool:
         self._study, self._view, self._how, self._memory = study, view, how, memory
         self._workers: list[Worker] = []
         self._stopping: list[Worker] = []
-        self._deaths = Deaths(study)
+        self._deaths = DeathCounter(study)
         self._results = -1
         """How many there were when the size was last decided."""
         self._size = 0
@@ -205,7 +205,7 @@ class ProcessPool:
 
 def serve(pipe: Connection, config: WorkerConfig) -> None:
     """What a worker process does, from start to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent tells us what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what to do
     torch.set_num_threads(config.threads)
     stop = threading.Event()
     threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()

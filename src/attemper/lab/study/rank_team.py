@@ -22,7 +22,7 @@ from attemper.lab.study.summary import Summary
 from attemper.lab.training.ranks import Ranks
 from attemper.lab.training.spec import Budget, RunSpec
 
-__all__ = ["Together", "dismiss", "follow", "work_together"]
+__all__ = ["RankTeamEngine", "follow", "send_summary", "work_together"]
 
 LOOK = 0.25
 """Seconds between two looks at how far the study is."""
@@ -31,7 +31,7 @@ Job = tuple[RunSpec, Path]
 """A run, and the folder that its checkpoints go to."""
 
 
-class Together:
+class RankTeamEngine:
     """The main rank's engine: before it performs a run, it sends the run to the others."""
 
     def __init__(self, engine: Engine, ranks: Ranks) -> None:
@@ -40,8 +40,8 @@ class Together:
     def open_task(self, text: str, root: Path | None) -> Task:
         return self.engine.open_task(text, root)
 
-    def settle(self, budget: Budget, task: Task) -> Budget:
-        return self.engine.settle(budget, task)
+    def with_teacher_hash(self, budget: Budget, task: Task) -> Budget:
+        return self.engine.with_teacher_hash(budget, task)
 
     def check(self, spec: RunSpec, task: Task) -> None:
         self.engine.check(spec, task)
@@ -90,7 +90,7 @@ def regrouping(ranks: Ranks) -> Iterator[None]:
         raise
 
 
-def dismiss(ranks: Ranks, summary: Summary) -> Summary:
+def send_summary(ranks: Ranks, summary: Summary) -> Summary:
     """Send the summary to the other ranks, which ends `follow` there."""
     return ranks.from_main(lambda: summary)
 

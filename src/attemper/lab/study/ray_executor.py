@@ -25,7 +25,7 @@ from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import Study
-from attemper.lab.study.workers import Deaths, WorkerConfig
+from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
 __all__ = ["RayCluster"]
@@ -69,7 +69,7 @@ class RayPool:
 
     def __init__(self, study: Study, view: View, how: RayCluster) -> None:
         self._study, self._view, self._how = study, view, how
-        self._deaths = Deaths(study)
+        self._deaths = DeathCounter(study)
         self._ray: Any = None
         self._tasks: dict[Any, tuple[str, str]] = {}
         """Ray's reference of every task that is out → the run's key, and the token of its claim."""

@@ -17,7 +17,7 @@ FILE = "settings.json"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Kept in the study's folder, so that whoever goes on with it watches it in the same way."""
+    """Kept in the study's folder, so that the study is watched in the same way when it goes on."""
 
     probe_every: int | None = None
     """Steps between two looks at attention during every run."""

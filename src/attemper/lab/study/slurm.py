@@ -30,7 +30,7 @@ class Job:
     """What is asked of Slurm.
 
     tasks: how many workers the array has. most: at most so many at a time; none: as many as Slurm will start.
-    notice: seconds before the end of the time at which a worker is told to leave.
+    notice: seconds before the end of the time at which a worker is asked to stop.
     more: further options of sbatch, such as '--qos=long'.
     """
 

@@ -88,7 +88,7 @@ def paired_difference(
 def holm(ps: Sequence[float | None]) -> list[float | None]:
     """p-values corrected by Holm's step-down method for how many there are; a comparison without one has none.
 
-    Whoever calls recipes with a corrected value of at most 0.05 different is wrong about any of them in at most 5 % of
+    Calling recipes with a corrected value of at most 0.05 different is wrong about any of them in at most 5 % of
     studies.
 
     >>> holm([0.01, 0.04, None, 0.03])

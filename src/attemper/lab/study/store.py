@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attemper.errors import AttemperError
-from attemper.files import atomic_write, remove_parts
+from attemper.files import atomic_write, remove_parts, set_aside
 from attemper.lab.errors import UnreadableFolderError
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.claims import identity
@@ -74,13 +74,9 @@ class Store:
 
     def set_aside(self, key: str) -> Path:
         """Rename a corrupt result, so that its run can be done again and somebody can look at the file."""
-        path, number = self.path(key), 1
-        while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
-            number += 1
-        with folder_errors(path):
-            path.rename(aside)
         self._read.pop(key, None)
-        return aside
+        with folder_errors(self.path(key)):
+            return set_aside(self.path(key), "corrupt")
 
     def save(self, key: str, result: Result) -> None:
         """Put a result on disk, and only then forget what the run needed while it ran."""

@@ -73,7 +73,9 @@ class Study:
             raise StudyError(f"{self.folder} holds no study: it has no plan.yaml.")
         self.plan: Plan = plan or held  # type: ignore[assignment]
         if self.plan.budget.teacher is not None and self.plan.budget.teacher_hash is None:
-            self.plan = dataclasses.replace(self.plan, budget=self.engine.settle(self.plan.budget, self.task))
+            self.plan = dataclasses.replace(
+                self.plan, budget=self.engine.with_teacher_hash(self.plan.budget, self.task)
+            )
         if held is not None and not change_plan:
             self._refuse_other(held)
 
@@ -145,7 +147,7 @@ class Study:
         return {key for key, count in self.store.attempts().items() if count >= self.attempts}
 
     def missing(self) -> list[str]:
-        """The runs that have no result and have not been given up, whether or not somebody is at work on them."""
+        """The runs that have no result and have not been given up, whether or not a worker has them."""
         given_up = self._given_up()
         return [key for key in self.runs if key not in given_up and self.store.result(key) is None]
 
@@ -205,7 +207,7 @@ class Study:
     # Working.
 
     def claim(self, keys: Iterable[str] | None = None, token: str | None = None) -> Claim | None:
-        """Claim the first missing run that nobody is at work on; None if there is none at the moment.
+        """Claim the first missing run that no worker has; None if there is none at the moment.
 
         token: names the claim, so that the executor that sent this worker can tell it from others.
         """

@@ -50,10 +50,10 @@ def _comparison(baseline: Row, others: Sequence[Row], seeds: int, confidence: fl
     rest = len(compared) - len(better) - len(worse)
     if rest and (better or worse):
         others_ = "The other recipe" if rest == 1 else f"The other {rest} recipes"
-        sentences.append(f"{others_} cannot be told from {name} with {seeds} seeds.")
+        sentences.append(f"{others_} cannot be distinguished from {name} with {seeds} seeds.")
     sentences += _without_spread(name, compared)
     if seeds == 2:
-        sentences.append("Two seeds give very wide intervals; five would tell more.")
+        sentences.append("Two seeds give very wide intervals; five would show more.")
     return sentences
 
 

@@ -11,7 +11,7 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.settings import Settings
 from attemper.lab.study.study import Study
 
-__all__ = ["MOST_DEATHS", "Deaths", "WorkerConfig"]
+__all__ = ["MOST_DEATHS", "DeathCounter", "WorkerConfig"]
 
 MOST_DEATHS = 10
 """So many workers may die in a row without anything having come of it."""
@@ -60,7 +60,7 @@ class WorkerConfig:
         )
 
 
-class Deaths:
+class DeathCounter:
     """Counts workers that die one after another while the study gets nowhere."""
 
     def __init__(self, study: Study) -> None:

@@ -13,7 +13,7 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_parts
-from attemper.lab.tasks.source import LazySource, MemorySource, Source
+from attemper.lab.tasks.source import LazySource, MemorySource, Source, found_under
 from attemper.lab.tasks.split import FIXED, divide
 
 __all__ = ["open_folder"]
@@ -32,9 +32,7 @@ def open_folder(
         fixed fifth of their images becomes the test set; or it has 'train' and 'test' (or 'val') with class folders.
     size: side of the images in pixels.
     """
-    folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
-    if folder is None:
-        raise DataError(f"'{path}' is not a folder, neither under the data root '{root}' nor from here.")
+    folder = found_under(root, path)
     part = next((each for each in TEST_FOLDERS if (folder / each).is_dir()), None)
     if (folder / "train").is_dir() and part is not None:
         training, held = ImageFolder(folder / "train", size), ImageFolder(folder / part, size)

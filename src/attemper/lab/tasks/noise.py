@@ -24,7 +24,7 @@ DIFFERENT = 256
 def open_noise(
     name: str, *, size: int = 224, channels: int = 3, classes: int = 1000, train: int = 1_281_167, test: int = 50_000
 ) -> ImageTask:
-    """Noise of the size of ImageNet, unless told otherwise. Nothing can be learnt from it."""
+    """Noise of the size of ImageNet, by default. Nothing can be learnt from it."""
     for option, value in {"size": size, "channels": channels, "classes": classes, "train": train, "test": test}.items():
         check(option, value, 1, whole=True)
     pool = torch.randint(256, (DIFFERENT, channels, size, size), generator=generator(0, "noise"), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Progress and notes of tasks while they open data, for whoever listens."""
+"""Progress and notes of tasks while they open data, for the command line or another listener."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class PooledTask(Classification):
     pool: loads the training set, out of which training and validation part are split.
     held_out: loads the test set.
     classes: their names, in the order of the targets.
-    train, test_images: keep only so many samples, the same ones for everybody, with every class in its proportion.
+    train, test_images: keep only so many samples, always the same ones, with every class in its proportion.
     """
 
     samples: ClassVar[str] = "images"

@@ -12,7 +12,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-__all__ = ["MEMORY_LIMIT", "LazySource", "MemorySource", "Source"]
+from attemper.lab.errors import DataError
+
+__all__ = ["MEMORY_LIMIT", "LazySource", "MemorySource", "Source", "found_under"]
 
 MEMORY_LIMIT = 2 * 1024**3
 """Bytes of images above which a data set is read from disk in batches instead of being held in memory."""
@@ -175,3 +177,11 @@ def decode(file: Path | Any, size: int) -> Tensor:
     fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
     pixels: Tensor = pil_to_tensor(fitted)
     return pixels
+
+
+def found_under(root: Path, path: str, kind: Callable[[Path], bool] = Path.is_dir, what: str = "a folder") -> Path:
+    """A path under the data root, or from where the program runs."""
+    found = next((each for each in (root / path, Path(path)) if kind(each)), None)
+    if found is None:
+        raise DataError(f"'{path}' is not {what}, neither under the data root '{root}' nor from here.")
+    return found

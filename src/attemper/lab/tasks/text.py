@@ -73,7 +73,7 @@ def encode(corpus: Corpus, source: Side, target: Side, scored: int | None = None
     """A corpus as samples.
 
     What the model is given of the target is shifted by one against what it shall predict, and starts with a mark. Where
-    a translation is cut, nobody is asked to predict its end.
+    a translation is cut, its end is not predicted.
     """
     inputs = [source.numbers(sentence) for sentence in corpus.source]
     wanted = [target.numbers(sentence, cut=IGNORED) for sentence in corpus.target]

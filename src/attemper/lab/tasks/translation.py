@@ -18,7 +18,7 @@ from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.corpus import Corpora, Corpus, read_corpora
 from attemper.lab.tasks.seed_streams import generator
-from attemper.lab.tasks.source import Source
+from attemper.lab.tasks.source import Source, found_under
 from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.text import Side, TextShape, TextSource, encode
 from attemper.lab.tasks.vocabulary import UNKNOWN, Level, Vocabulary, join, split
@@ -65,11 +65,9 @@ def open_translation(
     length: tokens of a sentence at most; None: those of the longest training sentence.
     words: so many of the most frequent words of each language are known; None: all that occur more than once.
     scored: validation BLEU is computed on so many sentences, since decoding takes its time; test BLEU on all.
-    train, test: keep only so many pairs, the same ones for everybody.
+    train, test: keep only so many pairs, always the same ones.
     """
-    folder = next((each for each in (root / path, Path(path)) if each.is_dir()), None)
-    if folder is None:
-        raise DataError(f"'{path}' is not a folder, neither under the data root '{root}' nor from here.")
+    folder = found_under(root, path)
     corpora = read_corpora(folder, source, target, test_file)
     return make_task(
         name,
@@ -97,7 +95,7 @@ def make_task(
     language: str = "",
 ) -> TranslationTask:
     """A task of some corpora. The training text alone decides about vocabularies and lengths."""
-    make_scorer(language)  # so that what it lacks is said now, not after the first epoch
+    make_scorer(language)  # so that a missing package is an error now, not after the first epoch
     if level not in ("word", "char"):
         raise ParameterError(f"'{name}': level is {level!r}; it must be word or char.")
     training, held = corpora.train, corpora.test

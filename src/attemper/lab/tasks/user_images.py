@@ -15,7 +15,7 @@ __all__ = ["Images", "read_images"]
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 NAMED = 5
-"""So many names of images that cannot be decoded are told."""
+"""Names of images that cannot be decoded: so many are shown."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a tracker is: three methods, and what it is told of the run."""
+"""What a tracker is: three methods, and the description of a run that it gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the curves of one run. An error in it is told once, and never harms the run."""
+    """Takes the curves of one run. An error in it is reported once, and never harms the run."""
 
     def start(self, run: TrackedRun, step: int) -> None:
         """A run begins, or goes on. step: the first one that will be logged; later ones that are known are void."""

@@ -11,7 +11,7 @@ from attemper.lab.tracking.base import TrackedRun
 __all__ = ["TensorBoard"]
 
 FLUSH = 10
-"""Seconds after which curves are on disk at the latest, for whoever looks, and against kills."""
+"""Seconds after which curves are on disk at the latest."""
 
 
 class TensorBoard:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attemper.lab.training.loop import Progress, run
     from attemper.lab.training.ranks import joined
     from attemper.lab.training.spec import Budget, RunSpec
-    from attemper.lab.training.teacher import settled
+    from attemper.lab.training.teacher import with_teacher_hash
 
 __all__ = [
     "CHECKPOINT",
@@ -26,8 +26,8 @@ __all__ = [
     "check_run",
     "joined",
     "run",
-    "settled",
     "step_costs",
+    "with_teacher_hash",
 ]
 
 HOMES = {
@@ -37,7 +37,7 @@ HOMES = {
     "loop": ("Progress", "run"),
     "ranks": ("joined",),
     "spec": ("Budget", "RunSpec"),
-    "teacher": ("settled",),
+    "teacher": ("with_teacher_hash",),
 }
 
 

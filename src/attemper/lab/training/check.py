@@ -9,7 +9,7 @@ import torch
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.tasks.base import Task
 from attemper.lab.training.learner import Learner
-from attemper.lab.training.randomness import borrowed
+from attemper.lab.training.randomness import preserved_random_state
 from attemper.lab.training.spec import RunSpec
 
 __all__ = ["check_run"]
@@ -23,7 +23,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
     task.augmentation(spec.budget.augment)
     task.split(spec.seed, spec.budget.validation)
     plain = dataclasses.replace(spec.budget, compile=False, precision="float32")  # neither says what fits
-    with borrowed():
+    with preserved_random_state():
         learner = Learner(dataclasses.replace(spec, budget=plain), task, torch.device("cpu"))
         learner.model.train()
         inputs, targets = task.shape.example(2)

@@ -14,7 +14,7 @@ from attemper.errors import UnreadableError
 from attemper.files import atomic_file, remove_parts, without_digest
 from attemper.lab.errors import DamagedError, StorageError
 
-__all__ = ["CHECKPOINT", "load_checkpoint", "make_ready", "save_checkpoint", "set_aside"]
+__all__ = ["CHECKPOINT", "load_checkpoint", "make_ready", "save_checkpoint"]
 
 CHECKPOINT = "checkpoint.pt"
 """The name of the one checkpoint in a run's folder."""
@@ -66,12 +66,3 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     except Exception as error:  # not damaged, and yet not ours: torch raises many kinds
         raise DamagedError(f"The checkpoint '{file}' cannot be read ({type(error).__name__}: {error})") from error
     return state
-
-
-def set_aside(folder: Path) -> Path:
-    """Give the checkpoint a name under which nobody looks for it, and say which."""
-    number = 1
-    while (aside := folder / f"{CHECKPOINT}.damaged-{number}").exists():
-        number += 1
-    (folder / CHECKPOINT).rename(aside)
-    return aside

@@ -16,7 +16,7 @@ from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import choose_device
-from attemper.lab.training.randomness import borrowed, seed_everything
+from attemper.lab.training.randomness import preserved_random_state, seed_everything
 from attemper.lab.training.spec import Budget, RunSpec
 
 __all__ = ["Cost", "step_costs"]
@@ -57,7 +57,7 @@ def step_costs(
     """
     where = choose_device(device)
     names = list(dict.fromkeys(["none", *recipes]))
-    with borrowed():
+    with preserved_random_state():
         spec = RunSpec(task=task.name, model=model, recipe="none", seed=0, budget=budget)
         data = RunData(spec, task, where)
         steppers = {name: Stepper(dataclasses.replace(spec, recipe=name), data, where) for name in names}

@@ -35,7 +35,7 @@ def distillation_loss(
 
 
 def prepare_student(model: nn.Module) -> None:
-    """Tell a model with a distillation token, such as timm's, to give the predictions of both heads in training."""
+    """Make a model with a distillation token, such as timm's, give the predictions of both heads in training."""
     if hasattr(model, "set_distilled_training"):
         cast(Any, model).set_distilled_training(True)
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from attemper.files import set_aside
 from attemper.lab.errors import DamagedError, StorageError
 from attemper.lab.training.checkpoint import (
+    CHECKPOINT,
     load_checkpoint,
     make_ready,
     save_checkpoint,
-    set_aside,
 )
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
@@ -35,7 +36,7 @@ class Interruptions:
     """The checkpoints of one run.
 
     key: of the run; another run's checkpoint is not taken for its own.
-    warn: told what a user should know.
+    warn: called with what a user should know.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Interruptions:
             "random": self.ranks.gather(random_state()),
         }
         if state.batch:
-            self.learner.settle()  # running statistics of the main rank are those that count when the epoch ends
+            self.learner.sync_statistics()  # those of the main rank are those that count when the epoch ends
             saved["meter"] = self.learner.meter.state()
         if self.ranks.sharded:
             saved["shards"] = save_shards(self.folder, place(state), self.learner, best)
@@ -82,7 +83,7 @@ class Interruptions:
                 best = saved["best"]
                 self.learner.load_state(saved)
         except DamagedError as error:
-            aside = self.ranks.from_main(lambda: set_aside(self.folder))
+            aside = self.ranks.from_main(lambda: set_aside(self.folder / CHECKPOINT, "damaged"))
             self.warn(f"{error}; it is now '{aside.name}', and the run starts again.")
             return None
         state = RunState(**saved["story"])

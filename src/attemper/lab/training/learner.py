@@ -174,7 +174,7 @@ class Learner:
         finally:
             self.model.train()
 
-    def settle(self) -> None:
+    def sync_statistics(self) -> None:
         """Give every rank the running statistics of the main one; parameters are equal without that."""
         norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         own = {id(buffer) for norm in norms for buffer in norm.buffers()}

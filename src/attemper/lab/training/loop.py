@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,13 @@ from attemper.lab.training.interruptions import Interruptions
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.meter import Reading
 from attemper.lab.training.parallel import whole
-from attemper.lab.training.randomness import borrowed, seed_everything
+from attemper.lab.training.randomness import preserved_random_state, seed_everything
 from attemper.lab.training.ranks import ALONE, Ranks, current
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import FORMAT, RunSpec
-from attemper.lab.training.teacher import settled
+from attemper.lab.training.teacher import with_teacher_hash
 from attemper.lab.training.validation import Metrics, detail, evaluate, finite
 from attemper.lab.training.weights import save_weights
 from attemper.probes.recording import IMAGES, Recorder
@@ -37,18 +37,9 @@ __all__ = ["Progress", "choose_device", "run"]
 
 Progress = Callable[[dict[str, Any]], None]
 
-
-class Examine(Protocol):
-    """An evaluation of the test set for runs that ask for one, such as `attemper.lab.evaluation.runs.examine`.
-
-    It gives the metrics that every run has, and everything else that was measured. train: the metrics on the training
-    samples. alive: called now and then, so that whoever follows the run can stop it.
-    """
-
-    def __call__(
-        self, learner: Learner, task: Task, source: Source, spec: RunSpec, train: Metrics, alive: Callable[[], None]
-    ) -> tuple[Metrics, dict[str, Any]]: ...
-
+Examine = Callable[[Learner, Task, Source, RunSpec, Metrics, Callable[[], None]], tuple[Metrics, dict[str, Any]]]
+"""Evaluates the test set of a run that asks for it, such as `attemper.lab.evaluation.runs.examine`: gives the metrics
+that every run has, and everything else that it measured."""
 
 REPORT_EVERY = 0.25
 """Seconds between two events inside of an epoch."""
@@ -83,16 +74,16 @@ def run(
     for the weights of that epoch. A training that diverges is a result, not an error.
 
     folder: where checkpoints go, and in the end the chosen weights; a run that finds its own checkpoint there goes on
-        from it, and on a CPU ends with the same bits as one that was never interrupted. Whoever stores the result may
-        delete the folder.
+        from it, and on a CPU ends with the same bits as one that was never interrupted. Once the result is
+        stored, the folder may be deleted.
     progress: called with an event at the end of every epoch, and a few times a second between.
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
     examine: evaluates the test set for a run whose spec asks for it.
     """
     ranks = current()
-    with borrowed():
-        spec = settled(spec, task)
+    with preserved_random_state():
+        spec = with_teacher_hash(spec, task)
         return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks, examine).finish()
 
 
@@ -133,7 +124,7 @@ class Run:
         """Seconds that the last checkpoint took."""
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
         self.ranks = ranks
-        self.tell = progress if progress and ranks.main else (lambda event: None)
+        self.emit = progress if progress and ranks.main else (lambda event: None)
         self.key = spec.key(task.fingerprint)
         ranks.check_same("run or other data", self.key)
         if ranks.sharded:
@@ -168,7 +159,7 @@ class Run:
             reading = self.train(epoch, learn)
             if self.state.over:
                 break
-            self.learner.settle()
+            self.learner.sync_statistics()
             validation = evaluate(self.learner, self.task, self.data.validation)
             self.record(epoch, reading, validation)
             self.checkpoint(last=epoch == self.budget.epochs or self.state.over)
@@ -250,7 +241,7 @@ class Run:
 
     def report(self, epoch: int, batch: int, loss: float, validation: Metrics | None = None, **more: Any) -> None:
         self.last_report = time.perf_counter()
-        self.tell(
+        self.emit(
             {
                 "epoch": epoch,
                 "epochs": self.budget.epochs,
@@ -347,10 +338,11 @@ class Run:
         examine = self.examine
         if examine is None:
             return evaluate(self.learner, self.task, source), None
-        return self.ranks.from_main(lambda: examine(self.learner, self.task, source, self.spec, train, self.still_here))
+        learner, task, spec = self.learner, self.task, self.spec
+        return self.ranks.from_main(lambda: examine(learner, task, source, spec, train, self.report_alive))
 
-    def still_here(self) -> None:
-        """Report, if it is time, that the run is under way after its last epoch: whoever listens may stop it."""
+    def report_alive(self) -> None:
+        """Report, if it is time, that the run is under way after its last epoch: it can be stopped there too."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
             self.report(self.state.epoch, self.data.batches_per_epoch, float("nan"))
 

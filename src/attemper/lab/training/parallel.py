@@ -20,14 +20,14 @@ class Objective(nn.Module):
 
     DDP follows what a module gives back. It must see both passes of a comparison at once, and penalties too.
 
-    loss: a method, of whoever has the model.
+    loss: a method of the object that has the model.
     """
 
     def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.network = network
-        self.loss = weakref.WeakMethod(loss)  # whoever has the method has this module: both shall go at once
-        # DDP, told that parameters may go unused, complains where none does.
+        self.loss = weakref.WeakMethod(loss)  # its object has this module: both shall go at once
+        # DDP warns where parameters may go unused and none does.
         self.unused = nn.Parameter(torch.zeros((), device=next(network.parameters()).device))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:

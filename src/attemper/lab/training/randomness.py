@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attemper.lab.tasks.seed_streams import derive
 
-__all__ = ["borrowed", "random_state", "seed_everything", "set_random_state"]
+__all__ = ["preserved_random_state", "random_state", "seed_everything", "set_random_state"]
 
 
 def seed_everything(seed: int, *place: int) -> None:
@@ -50,7 +50,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def borrowed() -> Iterator[None]:
+def preserved_random_state() -> Iterator[None]:
     """Context manager: code inside it may seed everything; afterwards the process draws on as if nothing had been."""
     before = random_state()
     try:

@@ -99,12 +99,12 @@ class Ranks:
         """What every rank has, in their order."""
         if self.alone:
             return [value]
-        everybody: list[Any] = [None] * self.size
-        dist.all_gather_object(everybody, value)
-        return everybody
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What the main rank makes; the others wait, as long as it takes and nobody fails."""
+        """What the main rank makes; the others wait, as long as it takes and no rank fails."""
         if self.alone:
             return make()
         self._broadcasts += 1
@@ -139,11 +139,11 @@ class Ranks:
 
     def check_same(self, what: str, value: str) -> None:
         """Raise unless all ranks have the same value."""
-        everybody = self.gather(value)
-        for rank, other in enumerate(everybody):
-            if other != everybody[0]:
+        values = self.gather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
                 raise RankError(
-                    f"Rank {rank} has another {what} than rank 0 ({other} and {everybody[0]}): all processes need the "
+                    f"Rank {rank} has another {what} than rank 0 ({other} and {values[0]}): all processes need the "
                     "same command and the same data."
                 )
 
@@ -198,13 +198,13 @@ class Ranks:
         if lost:
             own = {"rank": None, "text": _in_short(error), "silent": []}
         try:
-            if lost:  # whoever broke it says why, unless it was killed
+            if lost:  # the rank that broke it says why, unless it was killed
                 self._store.set(f"here {self.rank}", "")
                 self._wait_until(lambda: self._failure() is not None)
                 own["silent"] = [rank for rank in range(self.size) if not self._store.check([f"here {rank}"])]
             first: Mapping[str, Any] = json.loads(self._store.compare_set(FAILURE, "", json.dumps(own)))
             return first
-        except RuntimeError:  # the store is gone as well, and with it whoever kept it
+        except RuntimeError:  # the store is gone as well, with the process that held it
             return own
 
     def _await_readers(self) -> None:
@@ -244,7 +244,7 @@ class Ranks:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an exchange failed because of somebody else. Gloo has no type of its own for that."""
+    """Whether an exchange failed because of another rank. Gloo has no type of its own for that."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
@@ -298,14 +298,14 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
         return
     if dist.is_initialized():
         raise RankError("torch.distributed is initialised already; Attemper does that itself, inside of 'joined()'.")
-    told_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if told_fsdp and parallel == "ddp":
-        raise ParameterError("parallel is ddp, and accelerate launch was told --use_fsdp; leave one of them out.")
+    asked_fsdp = environment.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if asked_fsdp and parallel == "ddp":
+        raise ParameterError("parallel is ddp, and accelerate launch was given --use_fsdp; leave one of them out.")
     ranks = Ranks(
         _number(environment, "RANK"),
         size,
         local=_number(environment, "LOCAL_RANK"),
-        sharded=told_fsdp or parallel == "fsdp",
+        sharded=asked_fsdp or parallel == "fsdp",
         timeout=float(_number(environment, "ATTEMPER_TIMEOUT", int(TIMEOUT))),
     )
     _meet(ranks, environment)
@@ -313,7 +313,7 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
     try:
         with ranks.failing_together():
             yield ranks
-            ranks.sum(torch.zeros(()))  # nobody goes, and with rank 0 maybe the store, while another still listens
+            ranks.sum(torch.zeros(()))  # no rank leaves, maybe with the store, while another still reads it
     finally:
         _joined.reset(before)
         ranks.leave()

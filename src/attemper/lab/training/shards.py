@@ -69,7 +69,7 @@ def load_shards(folder: Path, name: str, learner: Learner, best: Mapping[str, Te
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong on the first rank on which it did, in a sentence; torch itself only tells the rank's number."""
+    """What went wrong on the first rank on which it did, in a sentence; torch itself only gives the rank's number."""
     failures = getattr(error, "failures", {})
     cause = next(iter(failures.values()))[0] if failures else error
     return f"{type(cause).__name__}: {cause}".partition("\n")[0].partition(". ")[0].rstrip(": .")

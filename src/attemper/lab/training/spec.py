@@ -73,7 +73,7 @@ class Budget:
     teacher: str | None = None
     """A trained model to learn from beside the labels, such as 'timm:regnety_160.deit_in1k(pretrained=true)'."""
     teacher_weights: str | None = None
-    """The teacher's weights: a safetensors file, such as the model.safetensors of a run."""
+    """The teacher's weights: a .safetensors or .pt file, or the folder of a finished run."""
     teacher_hash: str | None = None
     """Of the teacher's weights; filled in when a run begins. Given, other weights are refused."""
     distillation: Literal["hard", "soft"] = "hard"
@@ -152,7 +152,7 @@ class Budget:
     def to_dict(self) -> dict[str, Any]:
         """The budget as plain data. Fields that came later are left out where they say nothing.
 
-        So whatever a budget could say before is still said in the same words, and runs keep the keys that they had.
+        So a budget without newer options is written as before, and runs keep their keys.
         """
         whole = dataclasses.asdict(self)
         return {name: value for name, value in whole.items() if name not in LATER or value != getattr(Budget, name)}
@@ -169,7 +169,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One training run, complete: whoever has the same data gets the same result from it."""
+    """One training run, complete: with the same data it gives the same result."""
 
     task: str
     """Such as 'digits' or 'cifar10'; where the files lie on this machine is not part of it."""
@@ -201,7 +201,7 @@ class RunSpec:
         if self.budget.teacher is not None and self.budget.teacher_hash is None:
             raise ParameterError(
                 f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
-                "attemper.lab.training.settled(spec, task) looks at them."
+                "attemper.lab.training.with_teacher_hash(spec, task) looks at them."
             )
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
         whole["budget"].pop("teacher_weights", None)

@@ -21,25 +21,25 @@ from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.tempering.outputs import logits_of
 
-__all__ = ["open_teacher", "settle", "settled", "untrained"]
+__all__ = ["budget_with_teacher_hash", "open_teacher", "with_teacher_hash", "with_untrained_teacher"]
 
 DIGITS = 20
 """Of a hash."""
 
 
-def settled(spec: RunSpec, task: Task) -> RunSpec:
+def with_teacher_hash(spec: RunSpec, task: Task) -> RunSpec:
     """The run with the hash of its teacher's weights, on which its key depends; without a teacher, the run itself."""
-    return dataclasses.replace(spec, budget=settle(spec.budget, task.shape))
+    return dataclasses.replace(spec, budget=budget_with_teacher_hash(spec.budget, task.shape))
 
 
-def settle(budget: Budget, shape: Shape) -> Budget:
+def budget_with_teacher_hash(budget: Budget, shape: Shape) -> Budget:
     """The budget with the hash of its teacher's weights, if it has a teacher and the hash is not there yet."""
     if budget.teacher is None or budget.teacher_hash is not None:
         return budget
     return dataclasses.replace(budget, teacher_hash=_open(budget.teacher, budget.teacher_weights, shape)[1])
 
 
-def untrained(budget: Budget) -> Budget:
+def with_untrained_teacher(budget: Budget) -> Budget:
     """The budget with an untrained teacher where it asks for a download: a step takes the same time with either."""
     name, options = parse_call(budget.teacher or "none")
     if not options.pop("pretrained", False):
@@ -51,8 +51,8 @@ def untrained(budget: Budget) -> Budget:
 def open_teacher(budget: Budget, shape: Shape) -> nn.Module:
     """The budget's teacher with its weights, on the CPU, in eval mode and without gradients.
 
-    Raises unless it has weights, they are those of `teacher_hash` where the budget has one, and it tells as many
-    classes apart as the task has. `timm:NAME(pretrained=false)` stands for an untrained one, to measure times with.
+    Raises unless it has weights, they are those of `teacher_hash` where the budget has one, and it predicts as many
+    classes as the task has. `timm:NAME(pretrained=false)` stands for an untrained one, to measure times with.
     """
     assert budget.teacher is not None
     teacher, found = _open(budget.teacher, budget.teacher_weights, shape)
@@ -88,7 +88,7 @@ def _from_library(text: str, shape: Shape) -> nn.Module:
     pretrained = options.pop("pretrained", None)
     if library != "timm" or not isinstance(pretrained, bool):
         raise ParameterError(
-            f"The teacher '{text}' has no weights. Give teacher_weights a safetensors file, or let timm load its own: "
+            f"The teacher '{text}' has no weights. Give teacher_weights a file of weights, or let timm load its own: "
             "timm:NAME(pretrained=true)."
         )
     if not isinstance(shape, InputShape):
@@ -117,7 +117,7 @@ def _check_classes(teacher: nn.Module, weights: Weights, text: str, shape: Shape
     other = [(given[name].shape, value.shape) for name, value in own.items() if given[name].shape != value.shape]
     if other and all(wanted[:1] == (shape.classes,) and found[1:] == wanted[1:] for found, wanted in other):
         raise ParameterError(
-            f"The weights '{weights.path}' of the teacher '{text}' tell {other[0][0][0]} classes apart, and the task "
+            f"The weights '{weights.path}' of the teacher '{text}' are for {other[0][0][0]} classes, and the task "
             f"has {shape.classes}."
         )
 
@@ -132,7 +132,7 @@ def _check_predictions(teacher: nn.Module, text: str, shape: Shape) -> None:
     if given == (2, shape.classes):
         return
     if len(given) == 2:
-        raise ParameterError(f"The teacher '{text}' tells {given[1]} classes apart, and the task has {shape.classes}.")
+        raise ParameterError(f"The teacher '{text}' predicts {given[1]} classes, and the task has {shape.classes}.")
     raise ParameterError(
         f"The teacher '{text}' gives {' × '.join(map(str, given))} scores for two samples; a student learns from one "
         "score per class and sample."

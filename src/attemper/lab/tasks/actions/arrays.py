@@ -42,7 +42,7 @@ class FeatureFiles:
         return np.concatenate([_open(file)[indices] for file in self.files], axis=1)
 
     def __str__(self) -> str:
-        """Folders, names and sizes: enough to tell them from others."""
+        """Folders, names and sizes: enough to recognise them."""
         return "; ".join(f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in self.files)
 
     def check(self) -> tuple[int, int, np.dtype[Any]]:

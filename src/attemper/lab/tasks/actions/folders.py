@@ -22,7 +22,7 @@ __all__ = ["FolderOptions", "read_folder"]
 
 @dataclasses.dataclass(frozen=True)
 class FolderOptions:
-    """What cannot be told from a folder itself.
+    """What cannot be read from a folder itself.
 
     features: the folder of features inside of it; several joined by '+' stand side by side, such as RGB and flow.
     annotations: the JSON file inside of it. Neither is needed where there is only one that it can be.

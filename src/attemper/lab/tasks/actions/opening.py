@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from attemper.errors import ParameterError
-from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.folders import FolderOptions, read_folder
 from attemper.lab.tasks.actions.npz import read_npz
 from attemper.lab.tasks.actions.task import ActionTask
+from attemper.lab.tasks.source import found_under
 
 __all__ = ["open_actions"]
 
@@ -37,9 +37,7 @@ def open_actions(
     protocol, window, stride, train, test: see `ActionTask`.
     features, annotations, targets, feat_stride, num_frames, skip_missing: of folders alone, see `FolderOptions`.
     """
-    found = next((each for each in (root / path, Path(path)) if each.exists()), None)
-    if found is None:
-        raise DataError(f"'{path}' is not there, neither under the data root '{root}' nor from here.")
+    found = found_under(root, path, Path.exists, "there")
     options = FolderOptions(
         features=features,
         annotations=annotations,

@@ -36,10 +36,10 @@ def open_planted(
 
 
 def plant(seed: int = 0) -> Videos:
-    """The videos. An action shows in noise, so that several steps tell more than one.
+    """The videos. An action shows in noise, so that several steps show more than one.
 
     Two actions share their pattern. Which of them it is, a cue says that comes some steps before: only a model that
-    looks back can tell them apart.
+    looks back can distinguish them.
     """
     draw = np.random.default_rng(seed)
     patterns = 2 * _unit(draw.standard_normal((len(ACTIONS), WIDTH)))

@@ -47,7 +47,7 @@ class ActionTask:
         in the scores of all steps.
     window: steps per sample; what lies before a video is filled with its first step.
     stride: every stride-th step of a training video is a sample. What is measured is measured on every step.
-    train, test_videos: keep only so many videos, the same ones for everybody.
+    train, test_videos: keep only so many videos, always the same ones.
     """
 
     name: str

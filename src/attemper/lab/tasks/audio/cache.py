@@ -31,7 +31,7 @@ class Growing:
         self._file = file
         self._hash = hashlib.sha256()
         self.meta: dict[str, Any] = {}
-        """What describes the data; whoever writes fills it in."""
+        """What describes the data; filled in by the caller."""
 
     def write(self, data: bytes) -> None:
         self._file.write(data)

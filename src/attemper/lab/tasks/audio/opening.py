@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from attemper.lab.tasks.audio.preparing import Prepared, Settings, prepare
 from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_shape
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.notifications import note
+from attemper.lab.tasks.source import found_under
 
-__all__ = ["found_under", "open_audio", "open_esc50", "open_mel"]
+__all__ = ["open_audio", "open_esc50", "open_mel"]
 
 BANDS = 64
 NAMED = 5
@@ -43,7 +44,7 @@ def open_audio(
     tokens: per clip; none: four a second.
     bands: of the spectrogram.
     """
-    listing = list_folder(found_under(root, path, Path.is_dir, "a folder"))
+    listing = list_folder(found_under(root, path))
     return _open_files(name, listing, Settings(seconds, bands), tokens, root, train, test)
 
 
@@ -63,7 +64,7 @@ def open_esc50(
 
     path: its folder, with 'audio' and 'meta/esc50.csv' inside.
     """
-    listing = list_esc50(found_under(root, path, Path.is_dir, "a folder"), fold)
+    listing = list_esc50(found_under(root, path), fold)
     return _open_files(name, listing, Settings(seconds, bands), tokens, root, train, test)
 
 
@@ -99,14 +100,6 @@ def open_mel(
         test_images=test,
         bands=mel.shape[2],
     )
-
-
-def found_under(root: Path, path: str, kind: Callable[[Path], bool], what: str) -> Path:
-    """A path under the data root, or from where the program runs."""
-    found = next((each for each in (root / path, Path(path)) if kind(each)), None)
-    if found is None:
-        raise DataError(f"'{path}' is not {what}, neither under the data root '{root}' nor from here.")
-    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -122,7 +122,7 @@ def _hashes(listing: Listing) -> Iterator[str]:
             return f"unreadable {error.errno}"
 
     names = [clip.name for clip in listing.clips]
-    for name, found in _told("reading files", names, _in_parallel(hashed, names)):
+    for name, found in _reported("reading files", names, _in_parallel(hashed, names)):
         yield f"{name} {found}"
 
 
@@ -142,7 +142,7 @@ def _load(cache: Cache, key: str, settings: Settings) -> Prepared | None:
 
 def _make(cache: Cache, key: str, listing: Listing, settings: Settings) -> None:
     """Every file's spectrogram into the cache, one after another."""
-    load_soundfile()  # missing, it shall be said once and not file by file
+    load_soundfile()  # if it is missing, one error and not one per file
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def spectrogram(name: str) -> Tensor | str:
@@ -157,7 +157,7 @@ def _make(cache: Cache, key: str, listing: Listing, settings: Settings) -> None:
     equal: list[int] = []
     problems: dict[int, str] = {}
     seen: dict[bytes, int] = {}
-    made = _told("computing spectrograms", names, _in_parallel(spectrogram, names))
+    made = _reported("computing spectrograms", names, _in_parallel(spectrogram, names))
     with cache.writing(key) as file:
         for index, (_, mel) in enumerate(made):
             if isinstance(mel, str):
@@ -170,8 +170,8 @@ def _make(cache: Cache, key: str, listing: Listing, settings: Settings) -> None:
         file.meta = {"rows": rows, "equal": equal, "problems": problems}
 
 
-def _told(what: str, names: list[str], made: Iterator[Made]) -> Iterator[tuple[str, Made]]:
-    """The names with what was made of them, while progress is told."""
+def _reported(what: str, names: list[str], made: Iterator[Made]) -> Iterator[tuple[str, Made]]:
+    """The names with what was made of them, while progress is reported."""
     progress(what, 0, len(names))
     for done, (name, each) in enumerate(zip(names, made, strict=True), start=1):
         yield name, each
@@ -179,7 +179,7 @@ def _told(what: str, names: list[str], made: Iterator[Made]) -> Iterator[tuple[s
 
 
 def _in_parallel(function: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """The results in order, a few items ahead of whoever takes them: soundfile and torch let threads run."""
+    """The results in order, a few items ahead of the caller: soundfile and torch let threads run."""
     with ThreadPoolExecutor(WORKERS) as pool:
         ahead: collections.deque[Future[Made]] = collections.deque()
         for item in items:

@@ -122,7 +122,7 @@ def _class_names(
     names = stores[0].class_names
     for store in stores[1:]:
         if store.class_names != names:
-            raise DataError(f"The splits of '{path}' have different classes in '{label}': they cannot be told apart.")
+            raise DataError(f"The splits of '{path}' have different classes in '{label}'.")
     if names is not None and classes not in (None, len(names)):
         raise DataError(f"'{path}' has {len(names)} classes in '{label}', and the option classes says {classes}.")
     if names is None:

@@ -37,7 +37,7 @@ PAUSES = (1.0, 4.0, 16.0, 64.0)
 """Seconds between two tries to read what is not on this machine."""
 
 LARGE = 8 * 1024**3
-"""Bytes of row groups in memory above which a user is told."""
+"""Bytes of row groups in memory above which there is a note."""
 
 
 @dataclasses.dataclass

@@ -251,7 +251,7 @@ class ReadAhead(Generic[T]):
             yield value
 
     def close(self) -> None:
-        """Nobody will ask any more: wait for the thread, so that no two of them read at a time."""
+        """No more jobs are needed: wait for the thread, so that no two of them read at a time."""
         self.closed.set()
         if self.thread.ident is not None:
             self.thread.join()

@@ -78,7 +78,7 @@ def open_parts(
     train: int | None,
     test: int | None,
 ) -> StreamTask:
-    """A task out of two stores. train, test: how many samples to keep, the same ones for everybody."""
+    """A task out of two stores. train, test: how many samples to keep, always the same ones."""
     if isinstance(crop, bool) or not isinstance(crop, int | float) or not 0 < crop <= 1:
         raise ParameterError(
             f"'{name}': crop is {crop!r}; it must be a share of the shorter side, above 0 and up to 1."

@@ -57,8 +57,8 @@ def open_wds(
         )
     members = Members(tuple(images.lower().split(";")), label.lower())
     stores = [_open(shards, members, root) for shards in parts]
-    told = classes or next((part.classes for part in parts if part.classes is not None), None)
-    count = _check_classes(stores, told)
+    given = classes or next((part.classes for part in parts if part.classes is not None), None)
+    count = _check_classes(stores, given)
     return open_parts(
         name,
         (stores[0], stores[0].selection),
@@ -223,10 +223,10 @@ def _open(part: Part, members: Members, root: Path) -> TarStore:
     return store
 
 
-def _check_classes(stores: list[TarStore], told: int | None) -> int:
+def _check_classes(stores: list[TarStore], given: int | None) -> int:
     """How many classes there are; a sample of another one is named."""
     largest = max(int(store.index["label"].max()) for store in stores)
-    count = largest + 1 if told is None else told
+    count = largest + 1 if given is None else given
     for store in stores:
         wrong = np.flatnonzero(store.index["label"] >= count)
         if len(wrong):
