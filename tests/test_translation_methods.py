@@ -53,7 +53,7 @@ WORKING = [
     "graying(where=tokens)",
 ]
 REFUSED = {
-    "cb": "is causal, and the mean over all tokens would show every token its future",
+    "cb": "is causal, and what mixes all tokens would show every token its future",
     "graying": "acts on a patch embedding",
     "dropkey(0.3, structure=cross)": "needs the keys to lie on an image grid",
     "dropkey(0.3, structure=block)": "needs the keys to lie on an image grid",

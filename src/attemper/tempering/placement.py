@@ -196,9 +196,6 @@ class Placement:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
         maps = [m for m in self.methods if isinstance(m, WeightMap)]
         penalties = [m for m in self.methods if isinstance(m, Penalty)]
-        mixers = tuple(m.name for m in self.methods if mixes_tokens(m))
-        asking = tuple(m.name for m in self.methods if isinstance(m, TokenMap) and m.positions and m.needs_padding)
-        watchers = tuple(dict.fromkeys((*asking, *mixers)))
         seen: set[int] = set()
         for site in self.sites.attentions:
             place = self.place(site)
@@ -211,19 +208,33 @@ class Placement:
                 tuple(m.at(place) for m in penalties if m.wants_attention(place)),
                 tuple(m.at(place) for m in maps),
             )
-            if watchers and site.block not in seen:
-                action.watchers, action.mixers = watchers, mixers
-                action.follows_entry = self.asks_at_entry() if site.block == self.blocks[0].index else None
+            if site.block not in seen:
+                self.watch(action)
             seen.add(site.block)
             if action.perturbations or action.penalties or action.weight_maps or action.watchers:
                 self.actions.append((site.module, action))
 
-    def asks_at_entry(self) -> str | None:
-        """The name of a method that asks for padding before the first block, if there is one."""
-        for method in self.methods:
-            if isinstance(method, TokenMap) and "entry" in method.positions and method.needs_padding:
-                return method.name
-        return None
+    def watch(self, action: AttentionAction) -> None:
+        """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block."""
+        here = [method for method in self.methods if self.acts_in(method, action.place.block)]
+        asking = [method for method in here if isinstance(method, TokenMap) and method.needs_padding]
+        action.mixers = tuple(method.name for method in here if mixes_tokens(method))
+        action.watchers = tuple(dict.fromkeys((*(cast(Method, method).name for method in asking), *action.mixers)))
+        early = [cast(Method, method).name for method in asking if "entry" in method.positions]
+        action.follows_entry = early[0] if early and action.place.block == self.blocks[0].index else None
+
+    def acts_in(self, method: Method, block: int) -> bool:
+        """Whether a method acts on the tokens of a block; at the entry of the network, those of the first one."""
+        if isinstance(method, BlockMap | BranchMap):
+            return any(each.index == block for each in self.blocks)
+        if not isinstance(method, TokenMap):
+            return False
+        reached = {
+            "entry": bool(self.blocks) and self.blocks[0].index == block,
+            "attention_end": any(site.block == block for site in self.sites.attentions),
+        }
+        in_mlp = any(mlp.block == block for mlp in self.mlps)
+        return any(reached.get(position, in_mlp) for position in method.positions)
 
     def place_tokens(self, method: Method, kind: TokenMap) -> None:
         for position in kind.positions:
