@@ -74,12 +74,7 @@ def write_wds(
                 folder / name, ((f"{i:06d}", {"jpg": jpeg(i, i % 3), "cls": str(i % 3).encode()}) for i in numbers)
             )
             first += count
-        splits[part] = {
-            "name": part,
-            "filenames": names,
-            "shard_lengths": list(counts),
-            "num_samples": sum(counts),
-        }
+        splits[part] = {"name": part, "filenames": names, "shard_lengths": list(counts), "num_samples": sum(counts)}
     if info:
         (folder / "_info.json").write_text(json.dumps({"num_classes": 3, "splits": splits}))
     return folder

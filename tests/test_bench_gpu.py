@@ -10,10 +10,7 @@ from attemper.lab.bench.tables import failures
 from attemper.lab.bench.timing import CudaStopwatch
 from test_bench import TINY
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_on_a_gpu_every_candidate_of_a_short_sequence_runs_from_a_graph() -> None:

@@ -15,15 +15,7 @@ import pytest
 import torch
 
 from attemper.errors import UnreadableError
-from attemper.lab.bench import (
-    OpsReport,
-    OpsRow,
-    Shape,
-    StepReport,
-    StepRow,
-    load,
-    save,
-)
+from attemper.lab.bench import OpsReport, OpsRow, Shape, StepReport, StepRow, load, save
 from attemper.lab.bench import terminal as show_module
 from attemper.lab.bench.__main__ import main
 from attemper.lab.bench.commands import Ops, Step, command_line

@@ -15,10 +15,7 @@ from attemper.lab.training.graph import GraphedStep, can_capture
 from attemper.lab.training.learner import Learner
 from taught import TASK, TINY, TOKEN, saved, spec
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def unexpected(warning: str) -> None:

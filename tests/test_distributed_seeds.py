@@ -35,8 +35,7 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe",
-    ["dropkey(0.1) + hardmask(0.1) + layerdrop(0.1)", "dropattention(0.1) + drophead(0.1) + droppath(0.1)"],
+    "recipe", ["dropkey(0.1) + hardmask(0.1) + layerdrop(0.1)", "dropattention(0.1) + drophead(0.1) + droppath(0.1)"]
 )
 def test_a_run_that_goes_on_with_other_processes_differs_by_less_than_seeds_do(recipe: str, tmp_path: Path) -> None:
     task = open_task(TASK)

@@ -141,9 +141,7 @@ def test_q_and_k_are_equal_under_paper_and_not_under_exact():
     assert abs(exact["q"] / exact["k"] - 1) > 0.01
 
 
-def test_the_square_of_attention_is_the_same_from_weights_and_some_queries_at_a_time(
-    monkeypatch,
-):
+def test_the_square_of_attention_is_the_same_from_weights_and_some_queries_at_a_time(monkeypatch):
     monkeypatch.setattr("attemper.methods.explicit.QUERIES", 3)
     fused = record(batch=2, tokens=7)
     whole = dataclasses.replace(fused, weights=weights_of(fused.q, fused.k), q=None, k=None)

@@ -15,10 +15,7 @@ import attemper
 from attemper.methods import Blur, DropKey, HardMask
 from attemper.methods.hardmask import largest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 Tensors = tuple[Tensor, ...]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -11,10 +11,7 @@ from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
 from attemper.ops.stream import Stream
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 METHODS = [
     (Blur(1.0), 197, False),

@@ -12,10 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 OURS = ("attemper::fused_attention", "attemper::packed_attention", "attemper::penalised_attention")

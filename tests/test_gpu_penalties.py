@@ -13,10 +13,7 @@ from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods.squares import linear_output_square, product_square
 from attemper.ops.call import make_call
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -8,10 +8,7 @@ import torch
 from attemper.methods import TokenGraying
 from attemper.tempering.embedding import to_patches
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def images(count: int = 8, size: int = 224) -> torch.Tensor:

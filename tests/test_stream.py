@@ -164,10 +164,7 @@ WEAK = {
         {"columns": progression_columns},
         {"column triples 1", "column triples 2", "run lengths"},
     ),
-    "row words that count": (
-        {"rows": counted_rows},
-        {"row triples 1", "row triples 2", "run lengths down"},
-    ),
+    "row words that count": ({"rows": counted_rows}, {"row triples 1", "row triples 2", "run lengths down"}),
     "row words in arithmetic progression": (
         {"rows": progression_rows},
         {"row triples 1", "row triples 2", "run lengths down"},

@@ -16,15 +16,7 @@ import pytest
 from attemper import files
 from attemper.errors import AttemperError
 from attemper.lab.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
-from study_fakes import (
-    FakeEngine,
-    break_down,
-    die,
-    die_once,
-    fill_the_disk,
-    make_plan,
-    make_result,
-)
+from study_fakes import FakeEngine, break_down, die, die_once, fill_the_disk, make_plan, make_result
 from test_claims import silence
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

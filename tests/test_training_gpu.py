@@ -14,10 +14,7 @@ from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import GraphedStep, can_capture
 from attemper.lab.training.learner import Learner
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TASK = "digits(train=200, test=50)"
 

@@ -41,10 +41,7 @@ def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
 
 
 def _reason(
-    methods: list[Perturbation],
-    width: int = 16,
-    dtype: torch.dtype = torch.float32,
-    mask: torch.Tensor | None = None,
+    methods: list[Perturbation], width: int = 16, dtype: torch.dtype = torch.float32, mask: torch.Tensor | None = None
 ) -> str:
     q = torch.randn(1, 2, 4, width, dtype=dtype)
     call = make_call(q, q, q, mask, False, None, methods, None)

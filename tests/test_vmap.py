@@ -17,11 +17,7 @@ def inputs():
 
 @pytest.mark.parametrize(
     ("impl", "methods"),
-    [
-        ("reference", [DropKey(0.3)]),
-        ("gather", [DropKey(0.3, share="queries"), Blur(1.0)]),
-        ("sdpa", [Blur(1.0)]),
-    ],
+    [("reference", [DropKey(0.3)]), ("gather", [DropKey(0.3, share="queries"), Blur(1.0)]), ("sdpa", [Blur(1.0)])],
     ids=str,
 )
 def test_mapped_calls_of_one_seed_give_what_each_gives_by_itself(impl, methods):

@@ -1,24 +1,7 @@
 """The errors that Attemper raises, one type per kind of mistake."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
-
-__all__ = [
-    "AlreadyAppliedError",
-    "AttemperError",
-    "ConflictError",
-    "NoSiteError",
-    "ParameterError",
-    "RecipeError",
-    "UnknownMethodError",
-    "UnmetError",
-    "UnreadableError",
-    "UnsupportedError",
-    "WrappedModelError",
-    "suggestion",
-]
 
 
 class AttemperError(Exception):

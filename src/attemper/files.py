@@ -18,19 +18,6 @@ from attemper.errors import UnreadableError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "DIGEST",
-    "WEIGHTS",
-    "Weights",
-    "atomic_file",
-    "atomic_write",
-    "read_weights",
-    "remove_parts",
-    "set_aside",
-    "weights_in",
-    "without_digest",
-]
-
 WEIGHTS = "model.safetensors"
 """The name of the weights in the folder of a finished run."""
 DIGEST = 32

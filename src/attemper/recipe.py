@@ -6,8 +6,6 @@ argument = value | name "=" value           the first argument alone may go with
 value   =  number | word | "[" [ value { "," value } ] "]"
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
@@ -17,8 +15,6 @@ from attemper.errors import ConflictError, ParameterError, RecipeError, UnknownM
 from attemper.methods.base import Method, render_method
 from attemper.methods.registry import methods_by_name
 
-__all__ = ["as_methods", "describe", "parse", "render"]
-
 TOKEN = re.compile(
     r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<word>[A-Za-z_]\w*|2d\b)|(?P<sign>[()\[\],=+]))"
 )
@@ -26,6 +22,8 @@ TOKEN = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Token:
+    """A number, a word or a sign of a recipe, and where it stands."""
+
     kind: str
     text: str
     column: int

@@ -1,7 +1,5 @@
 """Names with options, written like calls: 'vit-cifar(depth=4)', 'timm:vit_tiny_patch16_224(img_size=32)'."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -9,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
-
-__all__ = ["check_count", "check_options", "parse_call", "render_call"]
 
 CALL = re.compile(r"\s*(?P<name>[^()\s][^()]*?)\s*(?:\((?P<arguments>.*)\))?\s*", re.DOTALL)
 

@@ -1,7 +1,5 @@
 """Tasks and models that other packages add, under the entry points `attemper.tasks` and `attemper.models`."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import inspect
@@ -10,8 +8,6 @@ from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 from attemper.errors import AttemperError
-
-__all__ = ["added", "find_added"]
 
 Made = TypeVar("Made")
 

@@ -1,23 +1,6 @@
 """What can go wrong in the laboratory, one type per kind of mistake."""
 
-from __future__ import annotations
-
 from attemper.errors import AttemperError, UnreadableError
-
-__all__ = [
-    "DamagedError",
-    "DataError",
-    "FolderError",
-    "LostClaimError",
-    "NoShardError",
-    "PlanError",
-    "RankError",
-    "StoppedError",
-    "StorageError",
-    "StudyError",
-    "UnreadableFolderError",
-    "UnreadablePlanError",
-]
 
 
 class DataError(UnreadableError):

@@ -4,8 +4,6 @@ Each arm is a model and a recipe. All arms of an experiment get the same data, b
 the weights of the epoch that was best on validation, on images of the test set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Sequence
@@ -28,8 +26,6 @@ from attemper.probes.diagnosis import find_attention, head_rows
 from attemper.probes.tokens import conditioning_after
 from attemper.probes.watching import in_eval
 from attemper.sites import find_sites
-
-__all__ = ["EXPERIMENTS", "Arm", "Experiment", "find_experiment", "run_experiment"]
 
 IMAGES = 64
 """Of the test set that are looked at."""

@@ -1,15 +1,11 @@
 """Sentences for what a file system refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
 
 from attemper.lab.errors import FolderError, UnreadableFolderError
-
-__all__ = ["disk_error_behind", "folder_error", "folder_errors", "unreadable"]
 
 REASONS = {
     errno.ENOSPC: "no space is left on the disk; make room and run the same command again",

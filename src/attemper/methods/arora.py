@@ -11,8 +11,6 @@ from attemper.methods.base import Method, Paper, Place, check_rate
 from attemper.methods.explicit import Strength, check_strengths, own_square, strength_at
 from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty
 
-__all__ = ["AroraDropout", "arora"]
-
 
 def arora(x: Tensor, weight: Tensor, p: float) -> Tensor:
     """p/(1−p) · Σ_j ‖W[:, j]‖² · mean over tokens of x_j²: x (B, N, d), weight (out, d)."""

@@ -8,19 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from attemper.errors import ParameterError
 
-__all__ = [
-    "Method",
-    "Paper",
-    "Place",
-    "Scheduled",
-    "check_choice",
-    "check_flag",
-    "check_number",
-    "check_odd",
-    "check_rate",
-    "check_strength",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Paper:

@@ -19,8 +19,6 @@ from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
 
-__all__ = ["Blur", "blur", "gaussian"]
-
 FAINT = 1e-30
 """A padded key whose real neighbours weigh less than this altogether has none. It would divide by nearly nothing."""
 

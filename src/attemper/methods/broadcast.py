@@ -1,7 +1,5 @@
 """Context broadcasting: add uniform attention, the mean of all tokens, inside the MLP. ICCV 2023."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -11,8 +9,6 @@ from torch import Tensor
 from attemper.methods.base import Method, Paper, check_choice
 from attemper.methods.kinds import Position, TokenMap, Tokens, tokens_mean
 from attemper.ops.stream import Stream
-
-__all__ = ["ContextBroadcast", "context_broadcast"]
 
 VARIANTS = ("cb", "cb_s", "gate", "hybrid")
 

@@ -1,7 +1,5 @@
 """Consistency between two stochastic passes: AttentionDrop (2025) and R-Drop (NeurIPS 2021)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -11,8 +9,6 @@ from torch import Tensor
 
 from attemper.methods.base import Method, Paper, check_choice, check_number
 from attemper.methods.kinds import LossTerm
-
-__all__ = ["Consistency", "RDrop", "divergence"]
 
 
 def divergence(first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:

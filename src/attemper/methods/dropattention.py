@@ -1,7 +1,5 @@
 """DropAttention: drop attention weights after softmax. Zehui et al., 2019; inverted: ordinary attention dropout."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -13,8 +11,6 @@ from attemper.errors import ParameterError
 from attemper.methods.base import Paper, Scheduled, check_choice, check_flag
 from attemper.ops.perturbation import Perturbation, Stage, drop_logits, inverted_weights
 from attemper.ops.stream import Stream
-
-__all__ = ["DropAttention", "dropattention", "window_keep"]
 
 
 def dropattention(

@@ -1,7 +1,5 @@
 """DropConnect: drop weights instead of activations. Wan et al., ICML 2013."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -10,8 +8,6 @@ from torch import Tensor
 from attemper.methods.base import Paper, Scheduled
 from attemper.methods.kinds import WeightMap, inverted
 from attemper.ops.stream import Stream
-
-__all__ = ["DropConnect"]
 
 
 @dataclasses.dataclass(frozen=True)

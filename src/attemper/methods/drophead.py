@@ -1,7 +1,5 @@
 """DropHead: drop whole attention heads. Zhou et al., 2020."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -10,8 +8,6 @@ from torch import Tensor
 from attemper.methods.base import Paper, Scheduled
 from attemper.ops.perturbation import Perturbation, Stage, rescue
 from attemper.ops.stream import Stream
-
-__all__ = ["DropHead", "drophead"]
 
 
 def drophead(out: Tensor, keep: Tensor) -> Tensor:

@@ -20,8 +20,6 @@ from attemper.ops import fused
 from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
 from attemper.ops.stream import Stream, threshold
 
-__all__ = ["DropKey", "draw_shared", "dropkey", "shared_count", "shared_keep"]
-
 
 def dropkey(logits: Tensor, keep: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Attention weights softmax(S + log keep), (B, H, Nq, Nk).

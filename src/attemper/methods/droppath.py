@@ -1,7 +1,5 @@
 """DropPath (stochastic depth per sample): drop whole residual branches. Huang et al., ECCV 2016."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -10,8 +8,6 @@ from torch import Tensor
 from attemper.methods.base import Paper, Scheduled, check_flag
 from attemper.methods.kinds import BranchMap, inverted
 from attemper.ops.stream import Stream
-
-__all__ = ["DropPath"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,6 @@ from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
 from attemper.methods.squares import SLICE, biased_square, kept, linear_output_square, product_square
 from attemper.ops import fused
 
-__all__ = ["ExplicitDropout", "av_square", "linear_square", "logit_square", "own_square"]
-
 Expectation = Literal["paper", "exact", "inverted"]
 Strength = float | tuple[float, ...]
 

@@ -1,7 +1,5 @@
 """Ordinary dropout on the MLP's hidden and output activations: the baseline beside which attention methods are put."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -10,8 +8,6 @@ from torch import Tensor
 from attemper.methods.base import Paper, Scheduled, check_flag
 from attemper.methods.kinds import Position, TokenMap, Tokens, elementwise_keep, inverted
 from attemper.ops.stream import Stream
-
-__all__ = ["FeedForwardDropout"]
 
 
 @dataclasses.dataclass(frozen=True)

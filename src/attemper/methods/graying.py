@@ -1,7 +1,5 @@
 """Token graying: bring the singular values of the input tokens closer together. Always Skip Attention, ICCV 2025."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -27,8 +25,6 @@ from attemper.methods.spectral import (
     scaled_half,
 )
 from attemper.ops.stream import Stream
-
-__all__ = ["TokenGraying", "dct_matrix", "gray_dct", "gray_svd"]
 
 DEFAULT_EPS = {"dct": 0.95, "svd": 0.7}
 HALVES = (torch.float16, torch.bfloat16)

@@ -13,8 +13,6 @@ from attemper.methods.base import Paper, Place, Scheduled, check_choice
 from attemper.ops.perturbation import LargestDrop, Perturbation, drop_logits
 from attemper.ops.stream import Stream
 
-__all__ = ["HardMask", "largest"]
-
 
 def largest(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
     """Boolean, True at the k largest allowed logits of every row, and at those that equal the least of them.

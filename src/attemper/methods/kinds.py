@@ -1,7 +1,5 @@
 """What a method can do besides perturbing attention: each kind is one function that tempering knows how to place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -10,22 +8,6 @@ from torch import Tensor
 
 from attemper.methods.base import Place
 from attemper.ops.stream import Stream
-
-__all__ = [
-    "AttentionRecord",
-    "BlockMap",
-    "BranchMap",
-    "LayerRecord",
-    "LossTerm",
-    "PatchMap",
-    "Penalty",
-    "Position",
-    "SkipRemover",
-    "TokenMap",
-    "Tokens",
-    "WeightMap",
-    "mixes_tokens",
-]
 
 Position = Literal["mlp_front", "mlp_mid", "mlp_end", "attention_end", "entry"]
 """front: before an MLP's first layer; mid: before its last; end: after it. entry: before the first block."""

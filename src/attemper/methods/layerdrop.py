@@ -1,7 +1,5 @@
 """LayerDrop: skip whole blocks in training. Fan et al., ICLR 2020."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -11,8 +9,6 @@ from torch import Tensor
 from attemper.methods.base import Paper, Scheduled
 from attemper.methods.kinds import BlockMap
 from attemper.ops.stream import Stream
-
-__all__ = ["LayerDrop"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Every method by name: Attemper's own, and those that other packages add under the entry point `attemper.methods`."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 
@@ -22,8 +20,6 @@ from attemper.methods.graying import TokenGraying
 from attemper.methods.hardmask import HardMask
 from attemper.methods.layerdrop import LayerDrop
 from attemper.methods.skipless import Skipless
-
-__all__ = ["list_methods", "methods_by_name"]
 
 OWN: tuple[type[Method], ...] = (
     DropKey,

@@ -9,8 +9,6 @@ from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, Place, check_choice
 from attemper.methods.kinds import SkipRemover
 
-__all__ = ["Skipless"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Skipless(Method, SkipRemover):

@@ -13,8 +13,6 @@ is needed.
 Squaring the singular values loses the small ones: in float64 those below 3e-7 σ_max, in float32 below 9e-4 σ_max.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -24,18 +22,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-
-__all__ = [
-    "COARSE",
-    "FINE",
-    "PowerFit",
-    "Precision",
-    "fit_power",
-    "largest_entry",
-    "power_singular_values",
-    "power_singular_values_in_half",
-    "scaled_half",
-]
 
 RAMP = (0.1, 0.3)
 """β of the first and of the last step: where s is small, errors are small too and strides may be longer."""

@@ -1,7 +1,5 @@
 """Sums of squares for penalties, and gradients that read no more of a large tensor than they must."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -10,8 +8,6 @@ from torch import Tensor
 
 from attemper.methods.kinds import wide
 from attemper.ops import fused
-
-__all__ = ["biased_square", "kept", "linear_output_square", "product_square"]
 
 SLICE = 64
 PIECE = 512

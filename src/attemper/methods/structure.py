@@ -1,7 +1,5 @@
 """Structured dropping on the image grid: windows (block) and stripes (cross), at an exact expected rate."""
 
-from __future__ import annotations
-
 import functools
 from typing import Literal
 
@@ -14,8 +12,6 @@ from torch import Tensor
 from attemper.ops.stream import Stream
 
 Counts = NDArray[np.int64]
-
-__all__ = ["covers", "seed_rate", "structured_keep"]
 
 
 def covers(structure: str, grid: tuple[int, int], w: int) -> Counts:

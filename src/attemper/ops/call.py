@@ -1,7 +1,5 @@
 """One attention call, checked once and handed to whichever implementation serves it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.ops.perturbation import Perturbation
-
-__all__ = ["Call", "make_call", "reachable"]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero

@@ -5,8 +5,6 @@ figures are ratios to the fastest of torch's own kernels without dropout, forwar
 (benchmarks/results/ops-h200.json, ops-long-h200.json, ops-longest-h200.json).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,8 +12,6 @@ import torch
 
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside
-
-__all__ = ["TABLE", "Preference", "is_short", "preference"]
 
 SHORT = 1024  # tokens; there ours and torch's are even, at 4096 torch's is ahead by 3 %
 LONG = 1024  # tokens; below, the time that FlashAttention-4's launch takes on the host is felt

@@ -6,8 +6,6 @@ them, and `attention_and_squares(call, bias, names)`. It never imports another o
 it here, and put it into the table of `choice.py` above everything that it beats.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_short, preference
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seeds import seed_tensor
-
-__all__ = ["Verdict", "attend", "attend_and_square", "attention", "fastest_unperturbed", "implementations"]
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     name: importlib.import_module(module)  # by name: nothing here depends on a kernel

@@ -1,13 +1,9 @@
 """What methods do outside of softmax, which every fused implementation can serve: change keys before, heads after."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from attemper.ops.call import Call
 from attemper.ops.perturbation import Drawn, Perturbation
-
-__all__ = ["is_outside", "perturbed_heads", "perturbed_keys", "refuse_keys"]
 
 
 def is_outside(method: Perturbation) -> bool:

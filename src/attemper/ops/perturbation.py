@@ -1,7 +1,5 @@
 """What a method may do to one attention call, and the rule that no row loses all of its keys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,17 +9,6 @@ from torch import Tensor
 
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
-
-__all__ = [
-    "DrawnKeys",
-    "LargestDrop",
-    "Perturbation",
-    "WeightDropout",
-    "draw",
-    "drop_logits",
-    "inverted_weights",
-    "rescue",
-]
 
 Stage = Literal["keys", "logits", "weights", "heads"]
 

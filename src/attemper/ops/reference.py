@@ -3,8 +3,6 @@
 It stores the (Nq × Nk) logits. Half precision is computed in float32 and rounded once, at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -12,8 +10,6 @@ from torch import Tensor
 
 from attemper.ops.call import Call, reachable
 from attemper.ops.perturbation import Drawn, Perturbation, draw
-
-__all__ = ["attention", "attention_weights", "perturbed_softmax", "refuse"]
 
 
 def refuse(call: Call) -> str | None:

@@ -1,7 +1,5 @@
 """Torch's own fused kernels, for calls whose methods stay outside of softmax."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,8 +7,6 @@ from torch import Tensor
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import draw
-
-__all__ = ["attention", "refuse"]
 
 
 def refuse(call: Call) -> str | None:

@@ -6,14 +6,10 @@ checkpointed block: there the state of the generator is saved and put back. Only
 removed, and none of ours is.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ["draw_seed", "seed_tensor"]
 
 RANK_STEP = 0x2545F4914F6CDD1D  # odd, so that different ranks never share a seed
 

@@ -12,16 +12,12 @@ A 64-bit seed and a small *lane* number start a stream. The methods composed in 
 never share their randomness.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from attemper.ops.seeds import seed_tensor
-
-__all__ = ["Stream", "column_words", "keep_mask", "live_threshold", "row_words", "stream_words", "threshold"]
 
 MASK = 0xFFFFFFFF
 STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: neighbouring counters land far apart

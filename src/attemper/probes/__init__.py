@@ -1,11 +1,6 @@
 """What attention is doing: entropy, logits, distances, conditioning, gradients, and pictures of where it looks."""
 
-from attemper.probes.conditioning import (
-    condition_number,
-    effective_rank,
-    linear_attention_bound,
-    token_similarity,
-)
+from attemper.probes.conditioning import condition_number, effective_rank, linear_attention_bound, token_similarity
 from attemper.probes.diagnosis import PROBES, diagnose
 from attemper.probes.gradients import GradientRow, PushRow, gradient_variance, penalty_push
 from attemper.probes.pictures import Look, query_looks, rollout

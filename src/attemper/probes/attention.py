@@ -9,8 +9,6 @@ and PK does not know it; there, rows of logits are computed a few at a time. The
 function of the weights: the largest logit, and the mean distance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from torch import Tensor
 
 from attemper.ops.call import reachable
 from attemper.sites import Geometry
-
-__all__ = ["HeadStatistics", "Seen", "allowed_keys", "entropy", "head_statistics", "see", "weights_of_rows"]
 
 CHUNK = 2**22
 """At most so many logits are held at a time, if a single row has no more."""

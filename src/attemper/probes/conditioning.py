@@ -4,24 +4,12 @@ Always Skip Attention (ICCV 2025) argues with the condition number of the token 
 skip makes it grow with every block, roughly as κ³.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-
-__all__ = [
-    "Bound",
-    "condition_number",
-    "effective_rank",
-    "linear_attention",
-    "linear_attention_bound",
-    "singular_values",
-    "token_similarity",
-]
 
 
 def singular_values(x: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """`attemper.diagnose`: what the attention of a model does with a batch, per block and head."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -19,8 +17,6 @@ from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wr
 from attemper.sites import AttentionSite, Sites, find_sites
 from attemper.tempering.subclassing import Action
 
-__all__ = ["PROBES", "diagnose", "find_attention", "head_rows"]
-
 PROBES = {
     "entropy": "entropy of attention, against its maximum and against the uniform distribution",
     "distance": "how far attention reaches on the grid of patches",
@@ -37,11 +33,7 @@ MOST_DECOMPOSED = 8
 
 
 def diagnose(
-    model: nn.Module,
-    batch: Any,
-    probes: Sequence[str] = DEFAULT,
-    *,
-    targets: Sequence[str] | str | None = None,
+    model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, targets: Sequence[str] | str | None = None
 ) -> Table:
     """Look at a model, tempered or plain, while it runs once on a batch, in eval mode and without gradients.
 

@@ -1,7 +1,5 @@
 """Gradients: how much they vary between mini-batches, and which parameters a penalty pushes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ from torch import Tensor, nn
 from attemper.errors import NoSiteError, ParameterError
 from attemper.tempering import Tempered
 from attemper.tempering.outputs import frozen_batch_norm
-
-__all__ = ["GradientRow", "PushRow", "gradient_variance", "penalty_push"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Where attention looks: one query's weights per block and head, and attention rollout, as maps over the patches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +13,6 @@ from attemper.probes.diagnosis import find_attention
 from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model
 from attemper.sites import AttentionSite, Geometry
 from attemper.tempering.subclassing import Action
-
-__all__ = ["Look", "Query", "query_looks", "rollout"]
 
 Query = tuple[int, int] | None
 """Row and column of a patch; None is the class token."""

@@ -1,7 +1,5 @@
 """Probes during training: the same few images every so many steps, without any effect on the training."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any
@@ -13,8 +11,6 @@ from attemper.errors import ParameterError
 from attemper.probes.diagnosis import find_attention, head_rows
 from attemper.probes.table import HeadRow
 from attemper.probes.watching import in_eval
-
-__all__ = ["IMAGES", "Recorder"]
 
 IMAGES = 32
 """So many images are looked at: enough for means over queries, few enough to cost less than a step."""

@@ -1,14 +1,10 @@
 """What probes found, as rows: readable when printed, plain when saved."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = ["BLOW_UP", "COLLAPSE", "HeadRow", "JacobianRow", "Table", "TokenRow", "aligned"]
 
 COLLAPSE = 0.05
 """Normalised entropy below which a head has collapsed: at 197 keys, it looks at 1.3 of them on average."""

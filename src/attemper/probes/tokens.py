@@ -5,8 +5,6 @@ is not understood still has an input and an output; what lies between is not kno
 block, the last one counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,8 +18,6 @@ from attemper.sites import BlockSite, Sites
 from attemper.tempering.layers import Layout, tensors, to_tokens
 from attemper.tempering.skips import Skips
 from attemper.tempering.subclassing import Action
-
-__all__ = ["PLACES", "BlockWatch", "JacobianWatch", "block_watches", "conditioning_after"]
 
 PLACES = ("input", "attention", "attention + skip", "output")
 """In the order in which tokens pass them. "attention" is the branch before it joins the stream."""

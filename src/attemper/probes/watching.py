@@ -5,8 +5,6 @@ model makes them, before any method of a recipe gets them. What it computes abou
 draws no random numbers, and its results go nowhere near the model's.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +21,6 @@ from attemper.sites import AttentionSite
 from attemper.tempering.interception import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
 from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
-
-__all__ = ["AttentionWatch", "in_eval", "looking", "refuse_wrapped", "run_model"]
 
 Tell = Callable[[AttentionSite, Seen], None]
 

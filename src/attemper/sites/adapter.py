@@ -1,14 +1,10 @@
 """What a library's adapter answers."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import nn
 
 from attemper.sites.base import Geometry
-
-__all__ = ["Adapter", "from_library", "pair"]
 
 
 class Adapter(Protocol):

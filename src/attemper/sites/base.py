@@ -1,12 +1,8 @@
 """The places of a model where methods act, the same few kinds for every library."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
-
-__all__ = ["AttentionSite", "BlockSite", "Geometry", "MlpSite", "PatchSite", "Projection", "Projections", "Sites"]
 
 
 @dataclass(frozen=True)

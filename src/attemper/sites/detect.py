@@ -1,7 +1,5 @@
 """Telling by a class's own code whether, and how, it computes attention."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Iterator
@@ -11,8 +9,6 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from attemper.sites.base import Projection, Projections
-
-__all__ = ["computes_attention", "find_heads", "find_projections"]
 
 FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward", "ALL_ATTENTION_FUNCTIONS"}
 DEPTH = 3  # forward → a method or helper → its helper

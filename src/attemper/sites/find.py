@@ -1,7 +1,5 @@
 """Finding the sites of a model: one walk over its modules, with what each library's adapter knows."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib.metadata
 from collections.abc import Iterator, Sequence
@@ -16,8 +14,6 @@ from attemper.sites.adapter import Adapter
 from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, Sites
 from attemper.sites.detect import computes_attention, find_heads, find_projections
 from attemper.sites.mlp import find_mlp
-
-__all__ = ["find_sites"]
 
 
 @cache

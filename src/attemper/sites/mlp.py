@@ -1,12 +1,8 @@
 """Recognising a feed-forward network by the names that people give its layers, or by its own name and their widths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn
-
-__all__ = ["find_mlp"]
 
 PAIRS = (
     (("fc1",), "fc2"),

@@ -1,15 +1,11 @@
 """timm: where its models keep their grid, and which of its attentions are not attention over keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn
 
 from attemper.sites.adapter import from_library, pair
 from attemper.sites.base import Geometry
-
-__all__ = ["ADAPTER"]
 
 NOT_OVER_KEYS = {
     "OutlookAttention": "outlook attention weighs a window of values without keys",
@@ -23,6 +19,8 @@ NOT_OVER_KEYS = {
 
 
 class TimmAdapter:
+    """What timm's models tell; see `Adapter`."""
+
     def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
         if not from_library(owner, "timm"):
             return None

@@ -1,16 +1,14 @@
 """torchvision: grids of its vision transformer and windows of its Swin."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from attemper.sites.adapter import from_library, pair
 from attemper.sites.base import Geometry
 
-__all__ = ["ADAPTER"]
-
 
 class TorchvisionAdapter:
+    """What torchvision's models tell; see `Adapter`."""
+
     def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
         if not from_library(owner, "torchvision"):
             return None

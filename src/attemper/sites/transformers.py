@@ -1,7 +1,5 @@
 """Transformers: image and patch sizes from a model's configuration, prefix tokens from its embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,12 +7,12 @@ from torch import Tensor, nn
 from attemper.sites.adapter import from_library, pair
 from attemper.sites.base import Geometry
 
-__all__ = ["ADAPTER"]
-
 TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 
 
 class TransformersAdapter:
+    """What Transformers' models tell; see `Adapter`."""
+
     def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
         if not from_library(owner, "transformers"):
             return None

@@ -1,19 +1,11 @@
 """`attemper.apply`: puts methods on the sites of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from attemper.errors import (
-    AlreadyAppliedError,
-    ConflictError,
-    ParameterError,
-    WrappedModelError,
-    suggestion,
-)
+from attemper.errors import AlreadyAppliedError, ConflictError, ParameterError, WrappedModelError, suggestion
 from attemper.methods.base import Method
 from attemper.methods.kinds import LossTerm
 from attemper.ops.dispatch import IMPLEMENTATIONS
@@ -23,8 +15,6 @@ from attemper.tempering.handle import PREFIX, Tempered
 from attemper.tempering.penalties import Control
 from attemper.tempering.placement import make_plan
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
-
-__all__ = ["apply"]
 
 
 def apply(

@@ -1,7 +1,5 @@
 """What happens round one attention module: which methods act in its attention calls, and what they need to know."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +13,6 @@ from attemper.sites import Projections
 from attemper.tempering.interception import AttentionInterceptor
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
-
-__all__ = ["AttentionAction"]
 
 
 @dataclass

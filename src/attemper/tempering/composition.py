@@ -1,7 +1,5 @@
 """Which methods go together, by what they declare."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attemper.errors import ConflictError
@@ -9,8 +7,6 @@ from attemper.methods.base import Method
 from attemper.methods.kinds import BranchMap, LossTerm, Penalty, SkipRemover
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
-
-__all__ = ["check_composition"]
 
 
 def check_composition(methods: Sequence[Method]) -> None:

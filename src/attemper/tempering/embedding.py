@@ -1,7 +1,5 @@
 """What happens to the patches of an image before they become tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,8 +11,6 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
 from attemper.tempering.penalties import Control, hooks_saved_tensors
 from attemper.tempering.subclassing import Action, state_of
-
-__all__ = ["PatchAction", "ReuseAction", "from_patches", "to_patches"]
 
 
 @dataclass

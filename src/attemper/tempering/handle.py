@@ -10,12 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import (
-    NoSiteError,
-    ParameterError,
-    UnknownMethodError,
-    suggestion,
-)
+from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, suggestion
 from attemper.methods.base import Method, Scheduled
 from attemper.methods.kinds import LossTerm
 from attemper.recipe import describe
@@ -23,9 +18,6 @@ from attemper.tempering.attention import AttentionAction
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, Entry, When
 from attemper.tempering.subclassing import Action, is_tempered, restore, state_of
-
-__all__ = ["PREFIX", "PenaltyRow", "Row", "Tempered"]
-
 
 PREFIX = "attemper"
 """The one name under which methods add parameters to a model's state dict."""

@@ -30,8 +30,6 @@ from attemper.tempering.penalties import Entry
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
 
-__all__ = ["AttentionInterceptor"]
-
 
 class AttentionInterceptor(TorchFunctionMode):
     """Catches the attention calls of one forward pass of one module."""

@@ -1,35 +1,17 @@
 """What happens round layers of MLPs, and round blocks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import (
-    BlockMap,
-    LayerRecord,
-    Penalty,
-    TokenMap,
-    Tokens,
-)
+from attemper.methods.kinds import BlockMap, LayerRecord, Penalty, TokenMap, Tokens
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.penalties import Control, Entry
 from attemper.tempering.subclassing import Action, state_of
-
-__all__ = [
-    "BlockAction",
-    "Layout",
-    "MlpPenaltyAction",
-    "Parameters",
-    "TokenAction",
-    "tensors",
-    "to_tokens",
-]
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
 

@@ -4,16 +4,12 @@ That function hides its attention call from torch-function modes, so interceptio
 only observed, for penalties, goes through the same operations on the same layouts as torch's and gives the same bits.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-__all__ = ["MultiheadArguments", "attention_as_torch", "merge_heads", "project", "split_heads"]
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """What models return, and how to run one twice as if it had run once."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-
-__all__ = ["IGNORED", "counted_in", "frozen_batch_norm", "logits_of"]
 
 IGNORED = -100
 """The target of a position at which nothing is to be predicted, such as padding. torch's cross-entropy skips it."""

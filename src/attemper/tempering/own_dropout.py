@@ -1,14 +1,10 @@
 """Dropout that a model has of its own, where it would meet a method that does the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn
 
 from attemper.sites import Sites
-
-__all__ = ["Own", "active_dropout", "own_drop_path", "own_mlp_dropout"]
 
 Own = tuple[str, nn.Module, str, float]
 """The module's name, the module, the attribute that holds the rate, and the rate."""

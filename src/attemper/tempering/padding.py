@@ -1,14 +1,10 @@
 """Which tokens are padding, and whether some are hidden from others: read off the masks of attention."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ["allowed_keys", "hides_some_from_others", "mask_positions", "padding_in_arguments", "real_tokens"]
 
 OF_OTHERS = ("memory", "encoder", "cross", "head", "layer")
 """Words in the names of masks that are not about the tokens of the block itself."""

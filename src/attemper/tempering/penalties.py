@@ -1,7 +1,5 @@
 """Penalties of a tempered model: the ledger that collects them, and how they reach a loop that cannot be changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method
-
-__all__ = ["Control", "Entry", "When", "hooks_saved_tensors", "share_of_step", "with_penalty"]
 
 When = Literal["training", "always", "never"]
 

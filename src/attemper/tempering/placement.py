@@ -1,7 +1,5 @@
 """From methods and sites to actions: which module gets what. What can fail fails here, before a model is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -27,21 +25,13 @@ from attemper.sites import AttentionSite, MlpSite, Sites
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.composition import check_composition
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import (
-    BlockAction,
-    Layout,
-    MlpPenaltyAction,
-    Parameters,
-    TokenAction,
-)
+from attemper.tempering.layers import BlockAction, Layout, MlpPenaltyAction, Parameters, TokenAction
 from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
-
-__all__ = ["Plan", "make_plan"]
 
 
 @dataclass

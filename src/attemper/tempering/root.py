@@ -1,7 +1,5 @@
 """What happens round the whole model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +9,6 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.tempering.penalties import Control, share_of_step, with_penalty
 from attemper.tempering.subclassing import Action
-
-__all__ = ["RootAction"]
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """What happens where a block adds its branches to the residual stream."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,8 +16,6 @@ from attemper.ops.stream import Stream
 from attemper.tempering.layers import Layout, tensors
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
-
-__all__ = ["SkipAction", "Skips"]
 
 
 @dataclass

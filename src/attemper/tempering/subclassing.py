@@ -5,8 +5,6 @@ activation checkpointing, replicas. The made class keeps the original's name, so
 `isinstance` sees a difference.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from dataclasses import dataclass, field
@@ -17,17 +15,6 @@ from torch import nn
 
 from attemper.methods.base import Method
 from attemper.tempering.penalties import Control
-
-__all__ = [
-    "KEY",
-    "Action",
-    "ModuleState",
-    "add_action",
-    "is_tempered",
-    "override",
-    "restore",
-    "state_of",
-]
 
 KEY = "_attemper"
 """The one attribute that a tempered module has more than before."""

@@ -1,7 +1,5 @@
 """From a checked call of attention to what the kernels take: dtypes, masks, tables of drops, thresholds of rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_keys
 from attemper.ops.perturbation import Drawn, draw
 from attemper.ops.stream import live_threshold
-
-__all__ = ["plain", "prepared", "refuse_tensors", "takes"]
 
 WIDTHS = (8, 128)
 

@@ -1,14 +1,10 @@
 """Masks, tables and penalties as launches of attention's kernels pass them, in groups (see `common/groups.py`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ["PenaltyGradients", "mask_arguments", "penalty_gradient_arguments", "table_arguments"]
 
 
 def _broadcast_strides(t: Tensor) -> tuple[int, ...]:

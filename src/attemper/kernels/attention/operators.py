@@ -6,8 +6,6 @@ log-sum-exp, the row words), and `flags` of rows that were left undropped. Both 
 asked of them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -30,16 +28,6 @@ from attemper.kernels.common.launch import (
     unit_stride,
 )
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, padded, tail, whole_plan
-
-__all__ = [
-    "OTHERS",
-    "backward_into",
-    "forward",
-    "forward_fake",
-    "fused_attention",
-    "no_second_gradients",
-    "transformed",
-]
 
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32

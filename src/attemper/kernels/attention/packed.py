@@ -5,8 +5,6 @@ gradients would have to be copied into one before that layer's backward pass, wh
 itself. Here the kernels write them to where they belong.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ from torch import Tensor
 from attemper.kernels.attention import operators
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.common.launch import DEVICES
-
-__all__ = ["either", "is_packed", "parts"]
 
 torch.library.define(
     "attemper::packed_or_fused_attention", f"(Tensor qkv, Tensor q, Tensor k, Tensor v, {OTHERS}) -> Tensor"

@@ -5,8 +5,6 @@ once more, which takes as long as a third of attention's backward pass. Here the
 are about to write (`penalty_gradients.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -20,8 +18,6 @@ from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
 from attemper.kernels.penalties.outputs import square_and_sums, totals
-
-__all__ = ["with_squares"]
 
 WANTED = "bool values, bool logits"
 torch.library.define(

@@ -3,25 +3,13 @@
 None of it is differentiable, and none is as large as the logits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
-from attemper.kernels.common.launch import (
-    DEVICES,
-    FLAG_ROWS,
-    LOG2E,
-    on_device,
-    precision,
-    strided,
-    unit_stride,
-)
+from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, precision, strided, unit_stride
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
 from attemper.ops.stream import LANE_STEP, MASK
-
-__all__ = ["drop_table", "row_cuts", "row_tops"]
 
 SPAN = 16  # flags that one program looks at
 

@@ -4,8 +4,6 @@ A mask is a function of the seed and of a sample's place in its batch. Mapped ca
 their masks, in the reference too, and must not be taken for one larger batch. Calls that draw nothing may be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

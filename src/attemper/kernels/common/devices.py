@@ -1,14 +1,10 @@
 """Where Triton kernels can run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 
 import torch
 from torch import Tensor
-
-__all__ = ["DTYPES", "refuse_device", "runs_on"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

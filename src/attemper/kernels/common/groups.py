@@ -13,11 +13,7 @@ are made in the call of a function and only passed on from there, never assigned
 Triton has attributes of its own named `type`, `values`, `index` and `count`; no field may be called so.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
-
-__all__ = ["Dropping", "Mask", "Options", "RowMasks", "Rows", "SavedRows", "Stats", "Tables"]
 
 
 class Rows(NamedTuple):

@@ -1,24 +1,11 @@
 """What every launch needs: arguments in groups (see `groups.py`), and the device."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = [
-    "DEVICES",
-    "FLAG_ROWS",
-    "LOG2E",
-    "on_device",
-    "precision",
-    "strided",
-    "token_major",
-    "unit_stride",
-]
 
 FLAG_ROWS = 16
 LOG2E = math.log2(math.e)

@@ -3,27 +3,9 @@
 A cap on the registers of a thread buys more programs per multiprocessor for a few spills.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-
-__all__ = [
-    "BackwardPlan",
-    "CutsPlan",
-    "ForwardPlan",
-    "MaximaPlan",
-    "WholePlan",
-    "backward_plan",
-    "cuts_plan",
-    "forward_plan",
-    "is_static",
-    "maxima_plan",
-    "padded",
-    "tail",
-    "whole_plan",
-]
 
 STATIC_TOKENS = 1024
 STATIC_SHAPES = 32

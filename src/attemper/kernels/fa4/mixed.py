@@ -5,8 +5,6 @@ since it needs no running maximum (1024 tokens), and FlashAttention-4's backward
 masking has a forward kernel of ours only. What one leaves behind, a small kernel writes anew as the other wants it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ from torch import Tensor
 from attemper.kernels.attention.operators import forward, forward_fake
 from attemper.kernels.common.launch import DEVICES, LOG2E, on_device
 from attemper.kernels.fa4.tables import BLOCK, HEADER, ROOM, layout_of
-
-__all__ = ["mixed_attention", "restated"]
 
 HARD = "Tensor? cuts=None, Tensor? hard=None, str fill='none'"
 torch.library.define(

@@ -6,8 +6,6 @@ The forward pass drops by a mask_mod, or, as a causal kernel skips tiles only wi
 pass drops by a score_mod, where keys outside of the sequence are masked without asking twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
@@ -15,8 +13,6 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.fa4.tables import layout_of
-
-__all__ = ["fa4_attention", "is_hopper"]
 
 HOPPER = 9  # its compute capability
 

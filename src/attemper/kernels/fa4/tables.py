@@ -8,16 +8,12 @@ product with it is 0, which no rate up to one half drops, so the row keeps all o
 Kernels read a whole tile past the end, so there is room after the keys and after the rows.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.kernels.common.launch import DEVICES, on_device
-
-__all__ = ["HEADER", "LARGEST_RATE", "Layout", "call_words", "layout_of"]
 
 HEADER = 2
 ROOM = 512  # words, as many as the largest tile has queries

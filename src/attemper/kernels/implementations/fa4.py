@@ -6,8 +6,6 @@ DropKey, other masks it does not. The package `flash-attn-4` compiles a kernel, 
 dtype, a head width or a kind of call; rates, lengths and seeds compile nothing.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 
 import torch
@@ -21,8 +19,6 @@ from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import Perturbation, draw
 from attemper.ops.stream import live_threshold
-
-__all__ = ["attention", "refuse"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDTHS = (32, 64, 96, 128)  # at 8 and at 80 the backward kernel gets dQ wrong; others were not checked

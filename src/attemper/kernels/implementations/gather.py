@@ -8,8 +8,6 @@ given to the allowed ones, which are few enough to fit.
 A gather's own gradient adds into place, on a GPU in no fixed order. Here it is a gather too, by the inverse order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -22,8 +20,6 @@ from attemper.ops.call import Call
 from attemper.ops.choice import is_short
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import DrawnKeys, draw
-
-__all__ = ["attention", "refuse"]
 
 
 def refuse(call: Call) -> str | None:

@@ -5,8 +5,6 @@ row (HardMask), or both, in either order; and beside them any that stay outside 
 or additive. Triton is imported when a kernel first runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch
@@ -20,8 +18,6 @@ from attemper.kernels.common.devices import refuse_device
 from attemper.kernels.penalties.logits import widest
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, refuse_keys
-
-__all__ = ["attention", "attention_and_squares", "refuse", "squares"]
 
 SQUARES = ("v", "qk")
 

@@ -4,8 +4,6 @@ What torch would do in a few dozen small kernels, and through float32 copies, is
 once and writes them once. Triton is imported when a kernel first runs.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from attemper.kernels.common.devices import DTYPES, runs_on

@@ -1,7 +1,5 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +9,6 @@ from torch import Tensor
 from attemper.kernels.common.launch import DEVICES, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
 from attemper.ops.stream import LANE_STEP, MASK
-
-__all__ = ["blur_keys", "draw_order", "take_keys"]
 
 TOKENS = 64
 """Tokens that one program moves."""

@@ -4,8 +4,6 @@ Queries and keys are read where their projection left them, biases are taken awa
 written in forward but one number per head. Triton is imported when a kernel first runs.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

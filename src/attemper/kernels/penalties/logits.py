@@ -1,7 +1,5 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor
 
 from attemper.kernels.common.launch import DEVICES, on_device, precision
 from attemper.kernels.common.plans import padded
-
-__all__ = ["logit_squares", "squares_and_grams", "widest"]
 
 torch.library.define(
     "attemper::logit_squares", "(Tensor q, Tensor k, Tensor? q_bias, Tensor? k_bias, SymInt heads) -> Tensor"

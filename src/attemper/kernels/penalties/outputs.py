@@ -3,16 +3,12 @@
 For code that is not compiled: a compiler takes the squares where it reads the output anyway.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attemper.kernels.common.launch import DEVICES, on_device
-
-__all__ = ["output_square", "square_and_sums", "totals"]
 
 ROWS = 256  # that one program sums
 TILE = {"BM": 64, "BN": 128}

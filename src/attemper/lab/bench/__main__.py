@@ -1,7 +1,5 @@
 """`python -m attemper.lab.bench ops` and `step`: the benchmarks where nothing but torch and Attemper is installed."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

@@ -1,7 +1,5 @@
 """What the attention operator is measured against: torch's kernels, FlexAttention, the paper's listing, and our own."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -18,8 +16,6 @@ from attemper.ops.perturbation import Perturbation
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import column_words, row_words, stream_words, threshold
 from attemper.recipe import as_methods
-
-__all__ = ["BACKENDS", "RATE", "Candidate", "candidates", "check_backends"]
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -1,7 +1,5 @@
 """`attemper bench ops` and `attemper bench step` as a command line sees them: a plan, and where its figures go."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ from attemper.errors import ParameterError
 from attemper.lab.bench.options import OpsPlan, StepPlan
 from attemper.lab.bench.results import OpsReport, StepReport, save
 from attemper.lab.bench.terminal import progress_on, show
-
-__all__ = ["Ops", "Step"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """Which recipes are measured: representative settings of every method, or those that were asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -10,8 +8,6 @@ import attemper
 from attemper.lab.bench.targets import STEP as TARGETS
 from attemper.recipe import as_methods, render
 from attemper.tempering.composition import check_composition
-
-__all__ = ["OPS", "STEP", "ops_recipes", "step_recipes"]
 
 OPS: dict[str, tuple[str, ...]] = {
     "none": ("none",),

@@ -1,7 +1,5 @@
 """A report as one HTML page: charts of the ratios, the tables, and the figures themselves for programs to read."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +7,10 @@ from pathlib import Path
 from attemper.files import atomic_write
 from attemper.lab.bench.results import OpsReport, OpsRow, Report, StepReport, StepRow
 from attemper.lab.bench.tables import FAMILIES, LEGEND, WORDS, Table, about, failures, full_tables, number, ratio
-from attemper.lab.report.charts import Axis, Row, dots
+from attemper.lab.report.charts import Row, dots
+from attemper.lab.report.drawing import Axis
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
 from attemper.lab.report.page import Section, page
-
-__all__ = ["make_page", "write_page"]
 
 SERIES = {"stock": 0, "attemper": 1, "flex": 2, "listing": 3}
 BAR = "torch's fastest kernel without dropout"

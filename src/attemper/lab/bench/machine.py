@@ -1,7 +1,5 @@
 """What a benchmark runs on: the device, its name, and the versions of what matters to speed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform
@@ -11,8 +9,6 @@ import torch
 import attemper
 from attemper.errors import ParameterError
 from attemper.lab.bench.results import Machine
-
-__all__ = ["describe_cpu", "describe_machine", "pick_device", "versions"]
 
 PACKAGES = ("numpy", "triton", "flash-attn-4", "timm", "torchvision", "transformers")
 
@@ -36,11 +32,7 @@ def describe_cpu() -> str:
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Attemper, Python, torch and CUDA, and those of the packages that are installed."""
-    found = {
-        "attemper": attemper.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    found = {"attemper": attemper.__version__, "python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
     for package in packages:

@@ -1,7 +1,5 @@
 """`attemper bench ops`: the attention operator, forward and backward, by shape, against everything else there is."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +19,6 @@ from attemper.lab.bench.results import Machine, OpsReport, OpsRow, Shape
 from attemper.lab.bench.shapes import find_shapes
 from attemper.lab.bench.targets import ops_target
 from attemper.lab.bench.timing import Deadline, Prepared, Stopwatch, interleaved, interval, make_stopwatch, reason_of
-
-__all__ = ["OpsPlan", "bench_ops"]
 
 CHECKED_TOKENS = 1024  # the float64 reference stores N × N logits
 

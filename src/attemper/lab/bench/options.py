@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from attemper.lab.bench.timing import Stopwatch
 
-__all__ = ["MODES", "Clock", "Mode", "OpsPlan", "Plan", "Progress", "StepPlan", "head_of", "silent", "threads"]
-
 Clock = Literal["wall", "cpu"]
 Mode = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)

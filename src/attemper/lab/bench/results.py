@@ -1,7 +1,5 @@
 """What a benchmark found: dataclasses that travel as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from typing import Any
 
 from attemper.errors import UnreadableError
 from attemper.files import atomic_write
-
-__all__ = ["Head", "Machine", "OpsReport", "OpsRow", "Report", "Shape", "StepReport", "StepRow", "load", "save"]
 
 FORMAT = 1
 """Raised when the meaning of a field changes."""

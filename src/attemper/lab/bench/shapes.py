@@ -1,14 +1,10 @@
 """The shapes at which the operator is measured, by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.bench.results import Shape
-
-__all__ = ["CPU_SHAPES", "CUDA_SHAPES", "find_shapes"]
 
 CUDA_SHAPES = {
     "65x32": Shape(512, 12, 65, 32),

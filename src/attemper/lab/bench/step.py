@@ -1,7 +1,5 @@
 """`attemper bench step`: a whole training step of a ViT, every method against none, compiled and not."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import types
@@ -30,8 +28,6 @@ from attemper.lab.bench.timing import (
     reason_of,
 )
 from attemper.lab.bench.vit_models import BASE, SMALL, ViT, make_vit, pick_library
-
-__all__ = ["MODES", "TWIN", "StepPlan", "bench_step"]
 
 TWIN = "none, once more"
 """A second model without any method: how far its ratio is from 1 says how far to trust the others."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from attemper.lab.bench.results import OpsRow, Report, Shape, StepReport, StepRow
 from attemper.lab.bench.targets import OPS, STEP
 
-__all__ = ["Table", "about", "failures", "full_tables", "markdown", "summary", "tally", "targets"]
-
 CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
 WORDS = ("", "regularised by", "recipe")
 """Columns that hold words, not numbers."""

@@ -5,11 +5,7 @@ Those of a step are for a compiled ViT-S/16 at 224 pixels with batch 512: 1 for 
 kernel, 1.02 where it is torch's. Recipes are written as `attemper.render` does.
 """
 
-from __future__ import annotations
-
 from attemper.lab.bench.results import Machine, Shape
-
-__all__ = ["OPS", "STEP", "ops_target", "step_target"]
 
 MACHINE = "H200"
 

@@ -1,7 +1,5 @@
 """Reports and progress on a screen: with rich on a terminal, as plain text everywhere else."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import sys
@@ -12,8 +10,6 @@ from typing import TextIO
 from attemper.lab.bench.options import Progress
 from attemper.lab.bench.results import OpsReport, Report
 from attemper.lab.bench.tables import LEGEND, WORDS, Table, about, failures, full_tables
-
-__all__ = ["plain", "progress_on", "show"]
 
 PATIENCE = 5.0
 """Seconds between lines of progress where there is no terminal."""

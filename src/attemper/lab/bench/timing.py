@@ -4,8 +4,6 @@ On a GPU a candidate runs from a CUDA graph between two events, after a write th
 the next launch is queued: neither launches nor a warm cache count. On a CPU it is run often enough for the clock.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import os
@@ -21,18 +19,6 @@ from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
 from attemper.lab.bench.options import Clock
-
-__all__ = [
-    "CpuStopwatch",
-    "CudaStopwatch",
-    "Deadline",
-    "Prepared",
-    "Stopwatch",
-    "interleaved",
-    "interval",
-    "make_stopwatch",
-    "reason_of",
-]
 
 Step = Callable[[], object]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

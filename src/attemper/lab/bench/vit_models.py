@@ -1,15 +1,11 @@
 """The vision transformers whose training step is measured, from whichever library is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 
 from torch import nn
 
 from attemper.errors import ParameterError
-
-__all__ = ["BASE", "LIBRARIES", "SMALL", "ViT", "make_vit", "pick_library"]
 
 LIBRARIES = ("timm", "torchvision")
 

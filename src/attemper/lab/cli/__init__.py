@@ -4,8 +4,6 @@ Every command is a small dataclass whose fields are its options and whose `run` 
 0: done. 1: done, but some runs failed. 2: what was asked for cannot be done. 130: stopped by Ctrl-C.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,12 +1,8 @@
 """`attemper bench …`: what methods cost on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from attemper.lab.bench.commands import Ops, Step
-
-__all__ = ["BenchOps", "BenchStep"]
 
 
 class BenchOps(Ops):  # noqa: D101

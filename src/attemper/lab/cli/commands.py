@@ -4,8 +4,6 @@ A command's module is loaded when the command is asked for. What it needs for it
 help and mistakes in the words do not wait for torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -14,8 +12,6 @@ from typing import Any, NoReturn, Protocol
 
 import attemper
 from attemper.errors import suggestion
-
-__all__ = ["COMMANDS", "Group", "load", "read"]
 
 
 class Command(Protocol):

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from attemper.lab.study import Plan, Summary
     from attemper.lab.study.settings import Settings
 
-__all__ = ["Compare", "carry_out", "folder_of", "write_report"]
-
 File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN]", help_behavior_hint="")]
 
 

@@ -1,7 +1,5 @@
 """`attemper data …`: fetch and check data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,8 +8,6 @@ import tyro
 
 from attemper.lab.cli.options import Data
 from attemper.lab.cli.printing import console, say
-
-__all__ = ["Prepare", "Verify"]
 
 Task = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from attemper.probes.pictures import Query
     from attemper.probes.table import Table
 
-__all__ = ["Diagnose"]
-
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
 DEFAULT_SIZE, DEFAULT_CLASSES = 32, 1000

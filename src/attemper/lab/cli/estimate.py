@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from attemper.lab.study import Plan
     from attemper.lab.study.estimate import Estimate
 
-__all__ = ["EstimateCommand", "show_estimate"]
-
 GIB = 1024**3
 
 

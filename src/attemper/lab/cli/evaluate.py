@@ -17,8 +17,6 @@ from attemper.lab.cli.printing import console, print_json, say
 if TYPE_CHECKING:
     from attemper.lab.evaluation.runs import FinishedRun
 
-__all__ = ["Evaluate", "show_evaluation"]
-
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The folder of 'attemper train'.")]
 
 

@@ -11,8 +11,6 @@ from attemper.lab.cli.options import Number, Text, Workers
 if TYPE_CHECKING:
     from attemper.lab.study.executor import Executor
 
-__all__ = ["Where"]
-
 
 @dataclass(frozen=True)
 class Where:

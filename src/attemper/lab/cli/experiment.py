@@ -1,7 +1,5 @@
 """`attemper experiment`: the papers' experiments on what goes on inside a model."""
 
-from __future__ import annotations
-
 import json as json_module
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +10,6 @@ import tyro
 
 from attemper.lab.cli.options import Data, Json, Text
 from attemper.lab.cli.printing import console, print_json, say
-
-__all__ = ["Experiment"]
 
 
 @dataclass(frozen=True)

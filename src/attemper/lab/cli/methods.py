@@ -1,7 +1,5 @@
 """`attemper methods`: what there is to choose from."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Sequence
@@ -14,8 +12,6 @@ import attemper
 from attemper.errors import UnknownMethodError, suggestion
 from attemper.lab.cli.options import Json
 from attemper.lab.cli.printing import console, print_json, say
-
-__all__ = ["Methods"]
 
 
 @dataclass(frozen=True)

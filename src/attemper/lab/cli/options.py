@@ -1,28 +1,9 @@
 """Options that several commands have, each described once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-
-__all__ = [
-    "Change",
-    "Costs",
-    "Data",
-    "Folder",
-    "Json",
-    "Number",
-    "Numbers",
-    "Parallel",
-    "Suites",
-    "Text",
-    "Texts",
-    "Trackers",
-    "Workers",
-    "Writable",
-]
 
 Text = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT …", help_behavior_hint="")]
@@ -80,8 +61,7 @@ Costs = Annotated[
     ),
 ]
 Json = Annotated[
-    bool,
-    tyro.conf.arg(help="Print the result as JSON; progress goes to standard error.", help_behavior_hint=""),
+    bool, tyro.conf.arg(help="Print the result as JSON; progress goes to standard error.", help_behavior_hint="")
 ]
 Change = Annotated[
     bool,

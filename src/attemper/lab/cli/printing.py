@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["command_line", "console", "print_json", "say", "show_summary"]
-
 
 def console(*, json: bool = False, quiet: bool = False) -> Console:
     """Where people read: standard output, or standard error where standard output is for a script.

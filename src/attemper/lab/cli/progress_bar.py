@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["PreparationBar", "told_on_terminal"]
-
 
 class PreparationBar:
     """Listens to tasks. The bar is there while a step is under way and at no other time."""

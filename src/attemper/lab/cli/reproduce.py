@@ -1,7 +1,5 @@
 """`attemper reproduce`: the published tables, ours beside them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +12,6 @@ from attemper.lab.cli.compare import carry_out
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import Data, Json, Writable
 from attemper.lab.cli.printing import console, say
-
-__all__ = ["Reproduce"]
 
 
 @dataclass(frozen=True)

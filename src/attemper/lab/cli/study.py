@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from attemper.lab.study import Study
     from attemper.lab.study.live import View
 
-__all__ = ["Export", "Report", "Resume", "Status", "watch"]
-
 WATCH = 1.0
 """Seconds between two looks at a study that others work on."""
 

@@ -1,7 +1,5 @@
 """`attemper study submit` and `attemper study work`: a study on machines that a scheduler gives out."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sys
@@ -17,8 +15,6 @@ from attemper.files import atomic_write
 from attemper.lab.cli.compare import write_report
 from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
 from attemper.lab.cli.printing import console, say
-
-__all__ = ["Submit", "Work"]
 
 STOPPED = 130
 """The exit code of whatever is stopped from outside."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from attemper.lab.training.ranks import Ranks
     from attemper.lab.training.tracking import Follower
 
-__all__ = ["Train"]
-
 
 @dataclass(frozen=True)
 class Train:

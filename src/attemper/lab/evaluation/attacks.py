@@ -4,8 +4,6 @@ An attack moves pixels in [0, 1]. Whatever the model needs of them, normalisatio
 that is attacked: an ε is then the same amount of light for every data set.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator
@@ -16,8 +14,6 @@ from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.lab.call_syntax import check_count
-
-__all__ = ["Classifier", "at_rest", "check_epsilon", "fgsm", "pgd"]
 
 Classifier = Callable[[Tensor], Tensor]
 """Pixels (B, C, H, W) in [0, 1] → logits (B, classes), differentiable."""

@@ -1,7 +1,5 @@
 """The conditions under which a model is tried: each changes a batch of pixels and keeps count of what was right."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +14,6 @@ from attemper.lab.evaluation.metrics import Tally
 from attemper.lab.evaluation.occlusion import occlude_centre, occlude_random
 from attemper.lab.evaluation.suites import Robustness
 from attemper.lab.tasks.seed_streams import derive, generator
-
-__all__ = ["Condition", "conditions_of"]
 
 ATTACKED = 128
 """Images that are attacked at once: a gradient takes many times the memory of a plain pass."""

@@ -5,8 +5,6 @@ the image, so that a severity looks alike at 32 and at 224 pixels. The figures a
 and must not be put beside them.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable
@@ -17,8 +15,6 @@ from torch import Tensor
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.tasks.seed_streams import generator as stream
-
-__all__ = ["CORRUPTIONS", "SEVERITIES", "corrupt"]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

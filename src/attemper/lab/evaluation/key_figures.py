@@ -1,14 +1,10 @@
 """The few figures that stand for an evaluation, and what they come to over seeds."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from attemper.lab.evaluation.metrics import Bin
-
-__all__ = ["Figure", "epsilon_text", "headline", "over_seeds", "pooled"]
 
 Evaluation = Mapping[str, Any]
 

@@ -24,8 +24,6 @@ from attemper.ops.perturbation import Perturbation
 from attemper.tempering import Tempered
 from attemper.tempering.outputs import logits_of
 
-__all__ = ["Network", "Normalise", "evaluate", "gap", "predict"]
-
 BATCH = 512
 """Images that are read at once, as in training's own evaluation."""
 
@@ -208,10 +206,7 @@ def predict(network: Network, pixels: Tensor) -> Tensor:
 
 def gap(train: Mapping[str, Any], test: Mapping[str, Any]) -> dict[str, float | None]:
     """How much better the training images are known: larger means more overfitting, in accuracy as in NLL."""
-    return {
-        "accuracy": _difference(train["accuracy"], test["accuracy"]),
-        "nll": _difference(test["nll"], train["nll"]),
-    }
+    return {"accuracy": _difference(train["accuracy"], test["accuracy"]), "nll": _difference(test["nll"], train["nll"])}
 
 
 def _difference(a: float | None, b: float | None) -> float | None:

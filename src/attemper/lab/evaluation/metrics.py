@@ -4,8 +4,6 @@ Expected calibration error: Guo et al., On Calibration of Modern Neural Networks
 all classes, as Brier defined it in 1950, so that it lies between 0 and 2.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TypedDict
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.lab.call_syntax import check_count
-
-__all__ = ["BINS", "Bin", "Reading", "Tally", "calibration_error", "finite", "read_logits", "read_probabilities"]
 
 BINS = 15
 """Of the reliability diagram, as in Guo et al."""

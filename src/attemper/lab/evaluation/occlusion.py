@@ -1,15 +1,11 @@
 """Images of which a part is covered, in the middle or anywhere, by the share of the area that is gone."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-
-__all__ = ["OCCLUSIONS", "check_share", "covered", "occlude_centre", "occlude_random"]
 
 
 def check_share(share: float) -> float:

@@ -1,7 +1,5 @@
 """Evaluating runs: at their end, on the one reading of the test set, or later from their folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +16,12 @@ from attemper.lab.models import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks import DataError, open_task
 from attemper.lab.tasks.base import InputShape, Task
+from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.spec import RunSpec
-from attemper.lab.training.validation import Metrics
 from attemper.lab.training.weights import read_run
-
-__all__ = ["FinishedRun", "check_suites", "examine", "load_run", "normalisation"]
 
 
 def normalisation(task: Task) -> Callable[[Tensor], Tensor]:
@@ -43,12 +39,7 @@ def check_suites(spec: RunSpec, task: Task) -> None:
 
 
 def examine(
-    learner: Learner,
-    task: Task,
-    source: Source,
-    spec: RunSpec,
-    train: Metrics,
-    alive: Callable[[], None],
+    learner: Learner, task: Task, source: Source, spec: RunSpec, train: Metrics, alive: Callable[[], None]
 ) -> tuple[Metrics, dict[str, Any]]:
     """The metrics that every run has, and the suites of this one, from one reading of the source.
 

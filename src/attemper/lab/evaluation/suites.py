@@ -1,7 +1,5 @@
 """What an evaluation looks at: suites with their options, as texts such as 'robustness(steps=20)'."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +7,6 @@ from typing import Any, ClassVar
 
 from attemper.errors import AttemperError, ParameterError, suggestion
 from attemper.lab.call_syntax import check_count, parse_call, render_call
-
-__all__ = ["DEFAULT", "SUITES", "Calibration", "Robustness", "Stochastic", "Suite", "parse_suites", "split_suites"]
 
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
 

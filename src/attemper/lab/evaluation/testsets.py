@@ -3,8 +3,6 @@
 Images are decoded while they are evaluated. Files that cannot be decoded are skipped, counted and named.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +21,6 @@ from attemper.lab.evaluation.measure import Network, to_pixels
 from attemper.lab.evaluation.metrics import Tally, check_targets
 from attemper.lab.evaluation.wordnet import WORDNET
 from attemper.lab.tasks.source import decode
-
-__all__ = ["TestSet", "evaluate_test_set", "open_imagenet_subset", "open_imagenet_v2", "open_real"]
 
 NAMED = 10
 """At most so many skipped files are named."""

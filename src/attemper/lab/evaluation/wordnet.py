@@ -4,16 +4,12 @@ ImageNet's classes have no numbers of their own: a model's output 0 is whichever
 was sorted. The ids come from whoever has ImageNet, so that no list of them has to be kept here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 from attemper.lab.errors import DataError
-
-__all__ = ["WORDNET", "wordnet_ids"]
 
 WORDNET = re.compile(r"n\d{8}")
 

@@ -4,15 +4,11 @@ It serves the question whether attention needs its skip connection more than oth
 skips can be left out.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.lab.models.vit import patch_for
 from attemper.lab.tasks.base import InputShape
-
-__all__ = ["ConvMixer", "convmixer"]
 
 
 class MixerBlock(nn.Module):

@@ -1,7 +1,5 @@
 """The transformer encoder that the papers put on sequences of features: audio tokens, steps of a video."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.lab.tasks.base import SequenceShape
-
-__all__ = ["SequenceEncoder", "encoder"]
 
 
 class SequenceEncoder(nn.Module):

@@ -1,7 +1,5 @@
 """Models of timm and Transformers, built for a task's inputs: untrained and without any download, unless asked for."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -9,8 +7,6 @@ from torch import nn
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.tasks.base import InputShape
-
-__all__ = ["from_timm", "from_transformers"]
 
 
 def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrained: bool = False) -> nn.Module:

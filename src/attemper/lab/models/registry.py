@@ -1,7 +1,5 @@
 """From the text that names a model to the model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,8 +16,6 @@ from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
 from attemper.lab.tasks.text import TextShape
-
-__all__ = ["build_model", "list_models"]
 
 Fitting = TypeVar("Fitting")
 GROUP = "attemper.models"
@@ -51,11 +47,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         InputShape,
         "ViT-B for small images: 12 blocks, width 768, 12 heads",
     ),
-    "convmixer": (
-        convmixer,
-        InputShape,
-        "no attention at all; its two kinds of skip connection can be left out",
-    ),
+    "convmixer": (convmixer, InputShape, "no attention at all; its two kinds of skip connection can be left out"),
     "encoder": (
         encoder,
         SequenceShape,
@@ -66,11 +58,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         SequenceShape,
         "2 blocks, width 1024, 8 heads, class token last: the THUMOS14 model of explicit dropout",
     ),
-    "seq2seq": (
-        seq2seq,
-        TextShape,
-        "encoder and decoder for translation: 6 layers each, width 512, 8 heads",
-    ),
+    "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
 }
 
 LIBRARIES = {

@@ -1,7 +1,5 @@
 """An encoder–decoder for translation, built on torch's own layers. Vaswani et al., Attention Is All You Need, 2017."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -11,8 +9,6 @@ from torch import Tensor, nn
 from attemper.errors import ParameterError
 from attemper.lab.tasks.text import TextShape
 from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING
-
-__all__ = ["Seq2Seq", "seq2seq"]
 
 
 class Positions(nn.Module):
@@ -45,15 +41,7 @@ class Seq2Seq(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: TextShape,
-        *,
-        width: int,
-        depth: int,
-        heads: int,
-        mlp: int,
-        learnt: bool,
-        tied: bool,
+        self, shape: TextShape, *, width: int, depth: int, heads: int, mlp: int, learnt: bool, tied: bool
     ) -> None:
         super().__init__()
         self.shape, self.scale = shape, math.sqrt(width)

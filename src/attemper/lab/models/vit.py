@@ -1,15 +1,11 @@
 """Vision transformers for small images, built on timm's."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.lab.tasks.base import InputShape
-
-__all__ = ["patch_for", "vit", "vit_digits"]
 
 
 def vit(

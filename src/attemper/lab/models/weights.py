@@ -1,13 +1,9 @@
 """Weights from a file into a model; those of another model are refused."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
 from attemper.files import Weights
-
-__all__ = ["classes_in", "load_weights"]
 
 HEADS = ("head.weight", "head.fc.weight", "classifier.weight", "heads.head.weight", "fc.weight")
 

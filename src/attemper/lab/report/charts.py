@@ -7,8 +7,6 @@ Each function takes plain data and gives a `<figure>` for `attemper.lab.report.p
 '<figure class="chart">'
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,8 +15,6 @@ from dataclasses import dataclass, replace
 from attemper.lab.report.drawing import Axis, figure, grid, height_of, level, mark, percent, series_group, upright
 from attemper.lab.report.markup import escape
 from attemper.lab.report.scale import Scale, finite, make_scale, number, shorten
-
-__all__ = ["Axis", "Bar", "Curve", "Point", "Row", "bars", "dots", "key", "legend", "lines", "scatter"]
 
 LINES_OF_TEXT = 30
 """Places along x at which a line chart shows its values: enough to find one, few enough for a small page."""

@@ -1,20 +1,16 @@
 """Class by class: what the baseline and the best recipe get right, and what they take for something else."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attemper.lab.report.charts import Axis, Row, dots
-from attemper.lab.report.drawing import figure, percent, series_group
+from attemper.lab.report.charts import Row, dots
+from attemper.lab.report.drawing import Axis, figure, percent, series_group
 from attemper.lab.report.entries import Entry
 from attemper.lab.report.heat import TALL, HeatCell, HeatMap, svg_rows
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, shorten, signed
-
-__all__ = ["classes", "confusion_matrix"]
 
 WRITTEN = 12
 """Up to so many classes, numbers stand in their cells."""

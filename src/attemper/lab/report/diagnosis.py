@@ -1,19 +1,16 @@
 """The page of a diagnosis: heat maps of block × head, curves over blocks, the table, and pictures over images."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 
-from attemper.lab.report.charts import Axis, Curve, legend, lines
+from attemper.lab.report.charts import Curve, legend, lines
+from attemper.lab.report.drawing import Axis
 from attemper.lab.report.heat import heat_map
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite
 from attemper.probes.table import BLOW_UP, COLLAPSE, HEAD_COLUMNS, HeadRow, Table, figure
 from attemper.probes.tokens import PLACES
-
-__all__ = ["HEATS", "by_block", "make_page"]
 
 HEATS = {
     "normalised": ("Entropy, as a share of its maximum", "1 is the same weight for every key, 0 a single key."),

@@ -5,26 +5,10 @@ screen. Colours come from the page's style sheet: series 0 is the baseline in a 
 colour, its mark and its dash in every chart of a page.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from attemper.lab.report.markup import escape
 from attemper.lab.report.scale import Scale, make_scale
-
-__all__ = [
-    "COLOURS",
-    "MARKS",
-    "Axis",
-    "figure",
-    "grid",
-    "level",
-    "mark",
-    "percent",
-    "series_group",
-    "symbols",
-    "upright",
-]
 
 COLOURS = 8
 """In the style sheet; the first is the baseline's."""

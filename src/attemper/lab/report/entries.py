@@ -1,14 +1,10 @@
 """The recipes of a summary, in the order and the colours in which the whole page shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attemper.lab.report.scale import finite
-
-__all__ = ["Entry", "entries"]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,15 @@
 """The parts of a page about calibration and robustness."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attemper.lab.report.charts import Axis, Curve, key, legend, lines
+from attemper.lab.report.charts import Curve, key, legend, lines
+from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.reliability import reliability
 from attemper.lab.report.scale import finite, number
-
-__all__ = ["calibration", "robustness"]
 
 
 def _evaluation(entry: Entry) -> Mapping[str, Any]:

@@ -1,7 +1,5 @@
 """Heat maps: the cells, how strong each is and in which colour. Drawn here as SVG, and in `png` as PNG."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +8,6 @@ import numpy as np
 from attemper.lab.report.drawing import figure, percent, series_group
 from attemper.lab.report.markup import escape
 from attemper.lab.report.scale import finite, number
-
-__all__ = ["HeatCell", "HeatMap", "colours", "heat_map", "heat_of", "svg_rows"]
 
 STRONGEST = 0.6
 """Opacity of the strongest cell on the page: text on it can still be read, in light and in dark."""

@@ -1,15 +1,11 @@
 """Pieces of HTML: everything that comes from outside is escaped here, and nowhere else."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = ["Cell", "Column", "data_block", "escape", "table"]
 
 
 def escape(value: object) -> str:

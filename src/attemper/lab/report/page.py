@@ -1,7 +1,5 @@
 """One self-contained HTML page out of sections: style and script inside, nothing fetched from anywhere."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -11,8 +9,6 @@ from importlib import resources
 
 from attemper.lab.report.drawing import symbols
 from attemper.lab.report.markup import escape
-
-__all__ = ["Section", "page"]
 
 
 @dataclass(frozen=True, kw_only=True)

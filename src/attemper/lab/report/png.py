@@ -17,8 +17,6 @@ from attemper.probes.pictures import Look
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["beside", "curves", "heat_map", "looks_sheet", "overlay"]
-
 INK, SOFT, FAINT, PAPER, EMPTY = (28, 33, 40), (87, 96, 108), (225, 228, 232), (255, 255, 255), (236, 238, 240)
 SERIES = ((75, 85, 99), (27, 78, 194), (196, 69, 41), (23, 128, 96), (166, 78, 161), (210, 119, 12), (43, 144, 239))
 """The colours of the page's style sheet, in its order."""
@@ -83,12 +81,7 @@ def _colour(strength: float) -> tuple[int, ...]:
 
 # -------------------------------------------------------------------------------------------------------------- curves
 def curves(
-    lines: Mapping[str, Sequence[float | None]],
-    *,
-    title: str,
-    y: str,
-    x: str = "block",
-    log: bool = False,
+    lines: Mapping[str, Sequence[float | None]], *, title: str, y: str, x: str = "block", log: bool = False
 ) -> Image:
     """Lines over blocks, each with its name."""
     where = list(range(max((len(values) for values in lines.values()), default=0)))

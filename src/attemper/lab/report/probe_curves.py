@@ -1,16 +1,13 @@
 """Attention during training, recipe against recipe: what `probe_every` recorded."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 
-from attemper.lab.report.charts import Axis, Curve, legend, lines
+from attemper.lab.report.charts import Curve, legend, lines
+from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite
-
-__all__ = ["attention"]
 
 
 def attention(ranked: Sequence[Entry]) -> Section | None:

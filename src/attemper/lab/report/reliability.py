@@ -1,15 +1,11 @@
 """The reliability diagram: how often predictions are right, by how sure they were."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attemper.lab.report.drawing import Axis, figure, grid, height_of, mark, percent, series_group
 from attemper.lab.report.markup import escape
 from attemper.lab.report.scale import Scale, finite, number
-
-__all__ = ["reliability"]
 
 SHARES = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 

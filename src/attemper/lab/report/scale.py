@@ -1,13 +1,9 @@
 """From numbers to places on an axis, and to text: scales, round ticks, figures with a real minus sign."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-__all__ = ["Scale", "finite", "make_scale", "memory", "number", "shorten", "signed"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The page of a study: what was compared, the verdict, the table, the charts, and how to get all of it again."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +13,6 @@ from attemper.lab.report.markup import data_block, escape
 from attemper.lab.report.page import page
 from attemper.lab.report.scale import number
 from attemper.lab.training.spec import Budget
-
-__all__ = ["render"]
 
 
 def render(summary: Mapping[str, Any]) -> str:

@@ -1,19 +1,16 @@
 """The parts of a study's page that are charts."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attemper.lab.report.charts import Axis, Bar, Curve, Point, Row, bars, dots, legend, lines, scatter
+from attemper.lab.report.charts import Bar, Curve, Point, Row, bars, dots, legend, lines, scatter
+from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, signed
-
-__all__ = ["accuracy", "cost", "curves", "gap", "published", "rates"]
 
 MOST_POINTS = 60
 """Of a learning curve: more cannot be told apart at the size of a panel."""

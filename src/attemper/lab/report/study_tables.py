@@ -1,7 +1,5 @@
 """The parts of a study's page that are tables or text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +8,6 @@ from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, memory, number, signed
-
-__all__ = ["configurations", "reproduce", "results"]
 
 
 def results(ranked: list[Entry], metric: str, confidence: float) -> Section:

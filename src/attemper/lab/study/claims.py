@@ -29,8 +29,6 @@ import psutil  # type: ignore[import-untyped]
 
 from attemper.lab.errors import LostClaimError
 
-__all__ = ["Claim", "Claims", "Holder"]
-
 STALE_AFTER = 60.0
 """Seconds without a heartbeat after which a claim's owner is taken for dead."""
 BEATS = 6

@@ -1,7 +1,5 @@
 """The main job: from a plan to a summary."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +18,6 @@ from attemper.lab.study.settings import Settings, read_settings
 from attemper.lab.study.study import ATTEMPTS, Study
 from attemper.lab.study.summary import Summary, summarise
 from attemper.lab.training.ranks import current
-
-__all__ = ["DEFAULT_PLAN", "compare"]
 
 DEFAULT_PLAN: Mapping[str, Any] = {
     "title": "Eight recipes on handwritten digits",

@@ -1,7 +1,5 @@
 """What each recipe's training step costs, measured once per study."""
 
-from __future__ import annotations
-
 import json
 import platform
 import time
@@ -10,8 +8,6 @@ from typing import Any
 from attemper.files import atomic_write
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.study import POLL, Study
-
-__all__ = ["measure_costs", "read_costs"]
 
 KEY = "cost"
 FILE = "cost.json"

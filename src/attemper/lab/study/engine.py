@@ -1,15 +1,11 @@
 """What a study needs of training and evaluation: five functions that a test can replace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from attemper.lab.training.spec import Budget, RunSpec
-
-__all__ = ["Engine", "Progress", "Task", "Training"]
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -89,13 +85,7 @@ class Training:
         from attemper.lab.training import run
 
         return run(
-            spec,
-            task,
-            folder=folder,
-            progress=progress,
-            device=device,
-            probe_every=self.probe_every,
-            examine=examine,
+            spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every, examine=examine
         )
 
     def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:

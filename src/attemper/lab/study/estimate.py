@@ -1,7 +1,5 @@
 """From a short probe to hours and memory of a whole plan, here and on other numbers of GPUs. Arithmetic only."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.probing import Measured, Probe, Sizes
 from attemper.lab.training.cost import WARM_UP as COST_WARM_UP
 from attemper.lab.training.loop import CHECKPOINT_EVERY, CHECKPOINT_SHARE, CHECKPOINT_WITHIN
-
-__all__ = ["Estimate", "RecipeEstimate", "Scale", "estimate", "makespan", "run_seconds"]
 
 COST_ROUNDS = 20
 """Steps per recipe with which a study measures what a training step costs, once all runs are done."""

@@ -1,7 +1,5 @@
 """The table of a study's evaluations: calibration and robustness of every recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,16 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from attemper.lab.study.statistics import CONFIDENCE, holm, paired_difference
-
-__all__ = [
-    "compare_figures",
-    "evaluation_rows",
-    "evaluation_table",
-    "figure_names",
-    "figure_text",
-    "figures_of",
-    "stands_out",
-]
 
 STAR = "* differs from none: paired by seed, p ≤ 0.05 after Holm's correction over all figures of this table."
 """What stands below a table in which something stands out."""

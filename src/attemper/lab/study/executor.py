@@ -1,7 +1,5 @@
 """Working on a study until no run is missing, with processes of this machine or on a Ray cluster."""
 
-from __future__ import annotations
-
 import time
 from typing import Protocol
 
@@ -11,8 +9,6 @@ from attemper.lab.study.locks import check_locks
 from attemper.lab.study.processes import Processes
 from attemper.lab.study.status import Status, status_of
 from attemper.lab.study.study import Study
-
-__all__ = ["Executor", "Pool", "stopped", "work"]
 
 POLL = 0.25
 """Seconds between two polls of the workers and the folder."""

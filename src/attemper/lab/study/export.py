@@ -1,15 +1,11 @@
 """A summary as CSV and as Markdown."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any
 
 from attemper.lab.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
 from attemper.lab.study.verdict import join
-
-__all__ = ["to_csv", "to_markdown"]
 
 Summary = dict[str, Any]
 

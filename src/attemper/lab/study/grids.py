@@ -1,13 +1,9 @@
 """Grids: one text with braces stands for several recipes."""
 
-from __future__ import annotations
-
 import itertools
 from typing import NoReturn
 
 from attemper.errors import RecipeError
-
-__all__ = ["expand"]
 
 OPENING, CLOSING = "([", ")]"
 

@@ -1,7 +1,5 @@
 """Watching a study: a live table on a terminal, plain lines anywhere else."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -12,8 +10,6 @@ from rich.text import Text
 
 from attemper.lab.study.export import cells
 from attemper.lab.study.status import Status, duration
-
-__all__ = ["LiveView", "PlainView", "SilentView", "View", "make_view", "status_table", "summary_table"]
 
 
 class View(Protocol):

@@ -4,8 +4,6 @@ Claims rest on that. Local file systems and NFS since version 3 keep it; some th
 cloud, and some old network mounts, do not, and two workers would then do the same run over each other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -16,8 +14,6 @@ from pathlib import Path
 
 from attemper.lab.errors import FolderError
 from attemper.lab.folders import folder_errors
-
-__all__ = ["beacon", "check_locks", "check_sees"]
 
 ROUNDS = 20
 

@@ -18,8 +18,6 @@ from attemper.lab.study.grids import expand
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.recipe import as_methods, render
 
-__all__ = ["Entry", "Plan", "Published"]
-
 BASELINE = "none"
 MOST_CONFIGURATIONS = 1000
 """Of one recipe. A grid with more is a typo rather than a plan."""
@@ -110,12 +108,7 @@ class Plan:
         """One run of the plan. task: the name that the opened task gives itself, where it is known."""
         budget = dataclasses.replace(self.budget, lr=lr)
         return RunSpec(
-            task=task or self.task,
-            model=self.model,
-            recipe=recipe,
-            seed=seed,
-            budget=budget,
-            evaluate=self.evaluate,
+            task=task or self.task, model=self.model, recipe=recipe, seed=seed, budget=budget, evaluate=self.evaluate
         )
 
     def runs(self, task: str | None = None) -> list[RunSpec]:
@@ -206,8 +199,7 @@ def _seeds(given: Any) -> tuple[int, ...]:
             return tuple(given)
         raise PlanError(f"seeds names {next(s for s in given if given.count(s) > 1)} more than once.", ("seeds",))
     raise PlanError(
-        f"seeds is {given!r}; it must be how many (at least 1, better 5), or a list such as [0, 1, 2].",
-        ("seeds",),
+        f"seeds is {given!r}; it must be how many (at least 1, better 5), or a list such as [0, 1, 2].", ("seeds",)
     )
 
 

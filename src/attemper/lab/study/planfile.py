@@ -1,7 +1,5 @@
 """Plans in files: YAML or JSON, with the line of every mistake."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -11,8 +9,6 @@ import yaml  # type: ignore[import-untyped]
 
 from attemper.lab.errors import PlanError, UnreadablePlanError
 from attemper.lab.study.plan import Plan
-
-__all__ = ["dump_plan", "load_plan"]
 
 Where = tuple[str | int, ...]
 FLOAT = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+|\d+\.\d*|\.\d+)\Z")

@@ -4,8 +4,6 @@ Side by side, since workers share caches, memory and a GPU, and a process that h
 too much. Batches go through the same code as in a run, so reading and augmenting them is measured too.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing
@@ -25,8 +23,6 @@ from attemper.lab.errors import StudyError
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.processes import cores, gpu_memory
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["Measured", "Probe", "Sizes", "measure", "probe"]
 
 WARM_UP = 3
 LOADED_AHEAD = 2
@@ -146,8 +142,7 @@ def _joined(probes: Sequence[Probe], workers: int, per_gpu: int) -> Probe:
         times = ("setup", "batch", "evaluation", "keeping", "saving")
         memory = [one.memory for one in each if one.memory is not None]
         return Measured(
-            **{name: mean([getattr(one, name) for one in each]) for name in times},
-            memory=max(memory, default=None),
+            **{name: mean([getattr(one, name) for one in each]) for name in times}, memory=max(memory, default=None)
         )
 
     return Probe(

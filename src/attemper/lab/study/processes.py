@@ -22,8 +22,6 @@ from attemper.lab.study.study import Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
-__all__ = ["Processes", "cores", "gpu_memory", "runs_per_gpu"]
-
 START: Final = "spawn"
 """How processes begin: anew rather than forked, since torch's threads and CUDA's state do not survive a fork."""
 PATIENCE = 10.0
@@ -159,9 +157,7 @@ class ProcessPool:
     def _start_worker(self, place: int) -> Worker:
         gpus = len(self._memory)
         config = WorkerConfig.of(
-            self._study,
-            threads=max(1, cores() // self._size),
-            device=f"cuda:{place % gpus}" if gpus else None,
+            self._study, threads=max(1, cores() // self._size), device=f"cuda:{place % gpus}" if gpus else None
         )
         context = multiprocessing.get_context(START)
         pipe, theirs = context.Pipe()

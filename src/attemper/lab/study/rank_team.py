@@ -3,8 +3,6 @@
 The main rank claims runs, stores results, measures costs and summarises. The others do nothing but train what it names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,8 +19,6 @@ from attemper.lab.study.study import Study
 from attemper.lab.study.summary import Summary
 from attemper.lab.training.ranks import Ranks
 from attemper.lab.training.spec import Budget, RunSpec
-
-__all__ = ["RankTeamEngine", "follow", "send_summary", "work_together"]
 
 LOOK = 0.25
 """Seconds between two looks at how far the study is."""

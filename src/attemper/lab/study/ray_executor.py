@@ -28,8 +28,6 @@ from attemper.lab.study.study import Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
-__all__ = ["RayCluster"]
-
 PATIENCE = 10.0
 """Seconds that runs have to end when they are cancelled."""
 KNOCK = 5.0

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from attemper.errors import ParameterError, suggestion
 
-__all__ = ["Resources"]
-
 GIB = 1024**3
 
 

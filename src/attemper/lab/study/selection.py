@@ -3,14 +3,10 @@
 What chooses gets validation numbers and no results, so that it could not look at the test set if it wanted to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attemper.lab.study.store import Result
-
-__all__ = ["Choice", "Configuration", "choose", "validation_of"]
 
 Configuration = tuple[str, float]
 """A recipe and a learning rate."""

@@ -1,7 +1,5 @@
 """How a study's runs are watched: what does not change their results, and what a study remembers when it is resumed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 from attemper.errors import ParameterError
 from attemper.files import atomic_write
 from attemper.lab.folders import unreadable
-
-__all__ = ["Settings", "read_settings", "write_settings"]
 
 FILE = "settings.json"
 

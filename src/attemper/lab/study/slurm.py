@@ -5,8 +5,6 @@ does not matter how many of them the scheduler starts, or when. A worker whose t
 its task goes into the queue again.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
@@ -14,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attemper.errors import ParameterError
-
-__all__ = ["LEFT_WORK", "Job", "slurm_script"]
 
 LEFT_WORK = 75
 """The exit code of a worker whose time was up while there was something to do: 'try again later'."""

@@ -4,8 +4,6 @@ Every recipe meets the same seeds: the same split, initial weights and batch ord
 seed, which takes out of the comparison what a lucky split gives to all of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
-
-__all__ = ["Difference", "Rank", "deviation", "holm", "mean", "paired_difference", "ranks"]
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000

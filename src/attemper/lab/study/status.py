@@ -1,7 +1,5 @@
 """How far a study is: counts for every recipe, and who is at work."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from attemper.lab.study.plan import Entry
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
-
-__all__ = ["Running", "Standing", "Status", "duration", "status_of"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ failures/<key>.<n>.json   one attempt that went wrong
 cost.json           what each recipe's training step costs
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -29,8 +27,6 @@ from attemper.lab.errors import UnreadableFolderError
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.claims import identity
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["Result", "Store", "problem_with"]
 
 Result = dict[str, Any]
 FORMAT = 1

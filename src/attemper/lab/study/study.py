@@ -1,7 +1,5 @@
 """A study: a plan, its folder, and the work on its runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -25,8 +23,6 @@ from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.registry import check_trackers
 from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.tracking import follow
-
-__all__ = ["Study"]
 
 POLL = 0.2
 """Seconds between two looks at a folder on which only others have work to do."""

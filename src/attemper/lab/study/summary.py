@@ -1,7 +1,5 @@
 """The summary of a study: everything that the table and the report show, as plain data."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +13,6 @@ from attemper.lab.study.statistics import CONFIDENCE, deviation, holm, mean, pai
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
 from attemper.lab.study.verdict import verdict
-
-__all__ = ["Summary", "summarise"]
 
 Summary = dict[str, Any]
 METRIC = "accuracy"

@@ -1,11 +1,7 @@
 """The verdict: what a comparison has shown, in plain words, and what it has not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
-
-__all__ = ["join", "points", "verdict"]
 
 LEVEL = 0.05
 Row = dict[str, Any]

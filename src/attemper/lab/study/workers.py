@@ -11,8 +11,6 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.settings import Settings
 from attemper.lab.study.study import Study
 
-__all__ = ["MOST_DEATHS", "DeathCounter", "WorkerConfig"]
-
 MOST_DEATHS = 10
 """So many workers may die in a row without anything having come of it."""
 

@@ -4,8 +4,6 @@ Every number is drawn on the CPU from a stream that is named by seed, epoch and 
 devices, and a run that was interrupted see the same images.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -21,8 +19,6 @@ from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.tasks.crops import INTERPOLATIONS, Interpolation, random_boxes, resize_boxes
 from attemper.lab.tasks.operations import apply_operations, draw_operations
 from attemper.lab.tasks.seed_streams import derive, drawing_from
-
-__all__ = ["Augment", "Augmentation", "Transform", "list_augmentations", "parse_augmentation"]
 
 
 class Augment(Protocol):

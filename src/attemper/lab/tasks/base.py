@@ -1,7 +1,5 @@
 """What a task is: data in a fixed split, the way from stored bytes to what a model takes, and what a result counts."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +10,6 @@ from attemper.lab.tasks.augment import Augment
 from attemper.lab.tasks.classification import Details, Metrics
 from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source
-
-__all__ = ["Detailed", "ImageTask", "InputShape", "SequenceShape", "Shape", "Task"]
 
 
 class Shape(Protocol):

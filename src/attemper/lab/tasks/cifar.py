@@ -19,8 +19,6 @@ from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_tensors
 from attemper.lab.tasks.source import MemorySource
 
-__all__ = ["CIFAR", "Cifar", "Layout", "open_cifar"]
-
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 

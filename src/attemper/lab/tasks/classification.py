@@ -1,7 +1,5 @@
 """What every task has in common whose samples have one class each: its loss, its metrics, its augmentations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -12,8 +10,6 @@ from torch import Tensor, nn
 from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.source import Source
 from attemper.tempering.outputs import logits_of
-
-__all__ = ["Classification", "Details", "Metrics", "averages"]
 
 Metrics = dict[str, float | None]
 """Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""

@@ -11,8 +11,6 @@ from pathlib import Path
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 
-__all__ = ["Corpora", "Corpus", "find_part", "read_corpora", "read_corpus"]
-
 VALIDATION = ("val", "valid", "validation", "dev")
 TEST = ("test", "test_2016_flickr", "test2016")
 """Names of parts, in the order in which they are looked for; the second of each kind of test set is Multi30k's."""

@@ -1,14 +1,10 @@
 """Crops of random size and shape, resized to the whole: for a batch at once, on the device where the images are."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
 import torch
 from torch import Tensor
-
-__all__ = ["INTERPOLATIONS", "Interpolation", "random_boxes", "resize_boxes"]
 
 Interpolation = Literal["bicubic", "bilinear"]
 INTERPOLATIONS = ("bicubic", "bilinear")

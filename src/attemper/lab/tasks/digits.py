@@ -1,7 +1,5 @@
 """The digits of scikit-learn: 1,797 images of 8 × 8 pixels, inside of the package, so that no download is needed."""
 
-from __future__ import annotations
-
 import functools
 
 import torch
@@ -10,8 +8,6 @@ from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_tensors
 from attemper.lab.tasks.source import MemorySource
 from attemper.lab.tasks.split import FIXED, divide
-
-__all__ = ["open_digits"]
 
 TEST_IMAGES = 360
 """scikit-learn's digits have no test set of their own: a fifth of them, always the same, is ours."""

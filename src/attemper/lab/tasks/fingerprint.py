@@ -1,12 +1,8 @@
 """Hashes of data: equal where, and only where, images and labels are equal."""
 
-from __future__ import annotations
-
 import hashlib
 
 from torch import Tensor
-
-__all__ = ["of_parts", "of_tensors"]
 
 
 def of_parts(*parts: str | bytes) -> str:

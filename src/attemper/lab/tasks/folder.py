@@ -1,7 +1,5 @@
 """Any folder of images with one subfolder per class."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +13,6 @@ from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.source import LazySource, MemorySource, Source, found_under
 from attemper.lab.tasks.split import FIXED, divide
-
-__all__ = ["open_folder"]
 
 TEST_FOLDERS = ("test", "val", "validation")
 TEST_SHARE = 0.2

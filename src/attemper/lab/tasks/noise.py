@@ -15,8 +15,6 @@ from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.source import channel_statistics
 
-__all__ = ["NoiseSource", "open_noise"]
-
 DIFFERENT = 256
 """So many different images there are; the rest repeat them."""
 

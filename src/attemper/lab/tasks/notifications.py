@@ -1,15 +1,10 @@
 """Progress and notes of tasks while they open data, for the command line or another listener."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
-
-__all__ = ["DataWarning", "Listener", "LogCallback", "Silent", "collecting", "listening", "note", "progress"]
-
 
 LogCallback = Callable[[str], None]
 """Called with a line of text for people to read."""

@@ -1,7 +1,5 @@
 """English number words and their German translation: a language that is learnt in seconds, without any files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 
@@ -11,8 +9,6 @@ from attemper.lab.tasks.corpus import Corpora, Corpus
 from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.translation import TranslationTask, make_task
-
-__all__ = ["english", "german", "open_numerals"]
 
 BELOW = 1_000_000
 TRAINING_PAIRS, TEST_PAIRS = 3000, 500

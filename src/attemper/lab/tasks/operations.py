@@ -1,13 +1,9 @@
 """RandAugment on whole batches: images that drew the same operation at the same strength go through it together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = ["Operation", "apply_operations", "draw_operations"]
 
 Operation = tuple[str, float]
 """torchvision's name of it, and its strength."""

@@ -1,7 +1,5 @@
 """Tasks with one pool of samples to split for training, and a test set apart from it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
@@ -14,8 +12,6 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks.classification import Classification
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide
-
-__all__ = ["PooledTask"]
 
 
 @dataclasses.dataclass

@@ -1,7 +1,5 @@
 """From the text that names a task to the task, and to its files."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable
@@ -22,8 +20,6 @@ from attemper.lab.tasks.numerals import open_numerals
 from attemper.lab.tasks.streaming import open_hf, open_wds
 from attemper.lab.tasks.timm_data import open_timm
 from attemper.lab.tasks.translation import open_translation
-
-__all__ = ["data_root", "list_tasks", "open_task", "prepare", "verify"]
 
 ROOT_VARIABLE = "ATTEMPER_DATA"
 GROUP = "attemper.tasks"

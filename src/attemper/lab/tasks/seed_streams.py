@@ -1,14 +1,10 @@
 """One seed, many independent streams: each random thing in a run has its own, so that no other thing can shift it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator
 
 import torch
-
-__all__ = ["derive", "drawing_from", "generator"]
 
 
 def derive(seed: int, *path: str | int) -> int:

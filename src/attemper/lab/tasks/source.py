@@ -14,8 +14,6 @@ from torch import Tensor
 
 from attemper.lab.errors import DataError
 
-__all__ = ["MEMORY_LIMIT", "LazySource", "MemorySource", "Source", "found_under"]
-
 MEMORY_LIMIT = 2 * 1024**3
 """Bytes of images above which a data set is read from disk in batches instead of being held in memory."""
 

@@ -1,13 +1,9 @@
 """Stratified splits that are a function of a seed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from attemper.lab.tasks.seed_streams import generator
-
-__all__ = ["FIXED", "divide"]
 
 FIXED = 0
 """The seed of what is the same in every run: the part of a data set that is held out for test, or kept at all."""

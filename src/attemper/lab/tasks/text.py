@@ -13,8 +13,6 @@ from attemper.lab.tasks.corpus import Corpus
 from attemper.lab.tasks.vocabulary import BEGIN, END, MARKS, PADDING, Level, Vocabulary, split
 from attemper.tempering.outputs import IGNORED
 
-__all__ = ["Side", "TextShape", "TextSource", "encode"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TextShape:

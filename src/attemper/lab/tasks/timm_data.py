@@ -1,7 +1,5 @@
 """Data sets that timm opens: torchvision's, Hugging Face's, WebDataset's, TensorFlow's."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +13,6 @@ from attemper.lab.tasks import source
 from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.source import LazySource, MemorySource, Source
-
-__all__ = ["open_timm"]
 
 
 def open_timm(

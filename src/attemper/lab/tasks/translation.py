@@ -27,8 +27,6 @@ from attemper.tempering.outputs import IGNORED, logits_of
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-__all__ = ["TranslationTask", "Translator", "bleu", "open_translation"]
-
 BATCH = 256
 SCORED = 500
 TEST_SHARE = 0.2
@@ -70,15 +68,7 @@ def open_translation(
     folder = found_under(root, path)
     corpora = read_corpora(folder, source, target, test_file)
     return make_task(
-        name,
-        corpora,
-        level=level,
-        length=length,
-        words=words,
-        scored=scored,
-        train=train,
-        test=test,
-        language=target,
+        name, corpora, level=level, length=length, words=words, scored=scored, train=train, test=test, language=target
     )
 
 

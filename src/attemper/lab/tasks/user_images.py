@@ -1,7 +1,5 @@
 """The user's own images: a folder of them, decoded where that can be done."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from torch import Tensor
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.source import decode
-
-__all__ = ["Images", "read_images"]
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 NAMED = 5

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-__all__ = ["BEGIN", "END", "MARKS", "PADDING", "UNKNOWN", "Level", "Vocabulary", "join", "split"]
-
 Level = Literal["word", "char"]
 
 MARKS = ("<padding>", "<begin>", "<end>", "⁇")

@@ -1,13 +1,9 @@
 """What a tracker is: three methods, and the description of a run that it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-
-__all__ = ["TrackedRun", "Tracker"]
 
 
 @dataclass(frozen=True)

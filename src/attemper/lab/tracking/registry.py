@@ -1,7 +1,5 @@
 """Trackers by name: our own, and those that other packages add under the entry point `attemper.trackers`."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.metadata
@@ -9,8 +7,6 @@ from collections.abc import Callable, Iterable
 
 from attemper.errors import AttemperError, ParameterError, suggestion
 from attemper.lab.tracking.base import Tracker
-
-__all__ = ["check_trackers", "list_trackers", "make_tracker"]
 
 OWN = {
     "tensorboard": ("attemper.lab.tracking.tensorboard:TensorBoard", "event files in the study's folder"),

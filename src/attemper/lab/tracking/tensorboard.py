@@ -1,14 +1,10 @@
 """TensorBoard: one folder of event files per run, `tensorboard --logdir` shows them side by side."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from attemper.lab.tracking.base import TrackedRun
-
-__all__ = ["TensorBoard"]
 
 FLUSH = 10
 """Seconds after which curves are on disk at the latest."""

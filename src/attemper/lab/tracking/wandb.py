@@ -1,14 +1,10 @@
 """Weights & Biases, and trackio, which has the same functions and needs no account."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from attemper.lab.tracking.base import TrackedRun
-
-__all__ = ["WandbLike", "trackio", "wandb"]
 
 
 class WandbLike:

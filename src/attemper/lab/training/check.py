@@ -1,7 +1,5 @@
 """Whether a run can work at all, found out before any training starts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
@@ -11,8 +9,6 @@ from attemper.lab.tasks.base import Task
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import preserved_random_state
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["check_run"]
 
 
 def check_run(spec: RunSpec, task: Task) -> None:

@@ -1,7 +1,5 @@
 """Checkpoints, written atomically; a damaged one is set aside and named."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tempfile
@@ -13,8 +11,6 @@ import torch
 from attemper.errors import UnreadableError
 from attemper.files import atomic_file, remove_parts, without_digest
 from attemper.lab.errors import DamagedError, StorageError
-
-__all__ = ["CHECKPOINT", "load_checkpoint", "make_ready", "save_checkpoint"]
 
 CHECKPOINT = "checkpoint.pt"
 """The name of the one checkpoint in a run's folder."""

@@ -1,7 +1,5 @@
 """What a recipe costs: the time of a training step against that without any method, and memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -18,8 +16,6 @@ from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import choose_device
 from attemper.lab.training.randomness import preserved_random_state, seed_everything
 from attemper.lab.training.spec import Budget, RunSpec
-
-__all__ = ["Cost", "step_costs"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -1,7 +1,5 @@
 """The data of a run: which images it trains on, in which order, augmented how. All of it a function of the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +13,6 @@ from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.streaming import StreamSource
 from attemper.lab.training.ranks import ALONE, Ranks
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["RunData"]
 
 MEASURED = 2000
 """At most so many training images are looked at for the generalisation gap."""

@@ -2,16 +2,12 @@
 attention" (Touvron et al., ICML 2021), https://arxiv.org/abs/2012.12877.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.tempering.outputs import logits_of
-
-__all__ = ["answer", "distillation_loss", "prepare_student"]
 
 
 def distillation_loss(

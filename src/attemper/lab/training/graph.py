@@ -1,7 +1,5 @@
 """The whole training step as one CUDA graph: on small models a step is bound by launches, not by arithmetic."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +9,6 @@ from torch import Tensor
 
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
-
-__all__ = ["GraphedStep", "Step", "can_capture", "fastest"]
 
 Step = Callable[[Tensor, Tensor], None]
 """Inputs and targets of a batch → one step of training."""

@@ -4,8 +4,6 @@ A checkpoint is written at the end of an epoch, or inside of one between two ste
 gradients to keep. The order of batches is a function of seed and epoch: a position in an epoch is a number of batches.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,19 +13,12 @@ from torch import Tensor
 
 from attemper.files import set_aside
 from attemper.lab.errors import DamagedError, StorageError
-from attemper.lab.training.checkpoint import (
-    CHECKPOINT,
-    load_checkpoint,
-    make_ready,
-    save_checkpoint,
-)
+from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, make_ready, save_checkpoint
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
 from attemper.lab.training.ranks import Ranks
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.shards import load_shards, remove_shards, save_shards
-
-__all__ = ["Interruptions"]
 
 Weights = Mapping[str, Tensor]
 

@@ -1,7 +1,5 @@
 """A tempered model with everything that changes it: optimiser, moving average, and the step that joins them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
@@ -20,8 +18,6 @@ from attemper.lab.training.ranks import ALONE, Ranks
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import open_teacher
 from attemper.tempering.outputs import counted_in, logits_of
-
-__all__ = ["Average", "Learner"]
 
 
 class Learner:

@@ -1,7 +1,5 @@
 """One run, from its description to its result."""
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 import time
@@ -15,6 +13,7 @@ from torch import Tensor
 import attemper
 from attemper.errors import ParameterError
 from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import Step, fastest
@@ -29,11 +28,9 @@ from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import FORMAT, RunSpec
 from attemper.lab.training.teacher import with_teacher_hash
-from attemper.lab.training.validation import Metrics, detail, evaluate, finite
+from attemper.lab.training.validation import detail, evaluate, finite
 from attemper.lab.training.weights import save_weights
 from attemper.probes.recording import IMAGES, Recorder
-
-__all__ = ["Progress", "choose_device", "run"]
 
 Progress = Callable[[dict[str, Any]], None]
 

@@ -1,13 +1,9 @@
 """What a training epoch measures, summed up on the device so that no step waits for it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
 from torch import Tensor
-
-__all__ = ["Meter", "Reading"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """How a model lies over the ranks: whole on each of them (DDP), or in parts (FSDP2)."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from attemper.lab.training.ranks import Ranks
-
-__all__ = ["Objective", "connect", "copy_of", "shard", "synchronised", "whole"]
 
 
 class Objective(nn.Module):

@@ -1,7 +1,5 @@
 """The random state of a process: seeded for a run, kept in its checkpoints, given back afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator
@@ -12,8 +10,6 @@ import torch
 from torch import Tensor
 
 from attemper.lab.tasks.seed_streams import derive
-
-__all__ = ["preserved_random_state", "random_state", "seed_everything", "set_random_state"]
 
 
 def seed_everything(seed: int, *place: int) -> None:

@@ -4,8 +4,6 @@
 itself is `ALONE`, and everything here costs it nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import datetime
@@ -26,8 +24,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from attemper.errors import ParameterError
 from attemper.lab.errors import RankError
-
-__all__ = ["ALONE", "Parallel", "Ranks", "current", "joined"]
 
 Parallel = Literal["ddp", "fsdp"]
 """ddp: every process has the whole model; fsdp: each keeps a part of its weights (FSDP2)."""

@@ -1,11 +1,7 @@
 """The state of a run: all of its result so far that is not a weight."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
-
-__all__ = ["RunState"]
 
 
 @dataclasses.dataclass

@@ -1,12 +1,8 @@
 """The learning rate of every step."""
 
-from __future__ import annotations
-
 import math
 
 from attemper.lab.training.spec import Budget
-
-__all__ = ["learning_rate"]
 
 
 def learning_rate(budget: Budget, step: int, steps_per_epoch: int) -> float:

@@ -1,7 +1,5 @@
 """The weights of a sharded run on disk: every rank writes its part, and any number of ranks can read them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +12,6 @@ from attemper.errors import ParameterError
 from attemper.lab.errors import DamagedError, StorageError
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["load_shards", "refuse_sharded", "remove_shards", "save_shards"]
 
 PREFIX = "checkpoint-shards-"
 

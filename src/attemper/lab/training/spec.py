@@ -11,8 +11,6 @@ from typing import Any, Literal
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import parse_call, render_call
 
-__all__ = ["Budget", "RunSpec", "canonical"]
-
 FORMAT = 1
 """Raised when a run of the same description would give another result than before."""
 

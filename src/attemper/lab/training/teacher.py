@@ -1,7 +1,5 @@
 """The teacher of a distilled run: a trained network that is only ever asked, and never changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -20,8 +18,6 @@ from attemper.lab.tasks.base import InputShape, Shape, Task
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.tempering.outputs import logits_of
-
-__all__ = ["budget_with_teacher_hash", "open_teacher", "with_teacher_hash", "with_untrained_teacher"]
 
 DIGITS = 20
 """Of a hash."""

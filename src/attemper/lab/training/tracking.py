@@ -14,8 +14,6 @@ from attemper.lab.tracking.registry import make_tracker
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.spec import RunSpec
 
-__all__ = ["Follower", "follow"]
-
 
 @contextlib.contextmanager
 def follow(
@@ -103,6 +101,7 @@ def values_of(event: Mapping[str, Any], spec: RunSpec) -> dict[str, float]:
 
 
 def number(value: Any) -> bool:
+    """Whether trackers can log a value."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

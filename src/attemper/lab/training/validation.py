@@ -1,7 +1,5 @@
 """Metrics of a model on a set of samples, in eval mode and without augmentation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -13,8 +11,6 @@ from attemper.lab.tasks.classification import Details, Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.ranks import Ranks
-
-__all__ = ["Metrics", "averaged", "detail", "evaluate", "finite", "measure"]
 
 
 def evaluate(learner: Learner, task: Task, source: Source) -> Metrics:

@@ -1,7 +1,5 @@
 """The weights that a finished run chose, as safetensors, with the run that they belong to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,8 +9,6 @@ from attemper.errors import UnreadableError
 from attemper.files import WEIGHTS, Weights, atomic_write, read_weights, weights_in
 from attemper.lab.errors import StorageError
 from attemper.lab.training.spec import RunSpec
-
-__all__ = ["read_run", "save_weights"]
 
 
 def save_weights(folder: Path, weights: dict[str, Tensor], spec: RunSpec, fingerprint: str) -> None:

@@ -22,8 +22,6 @@ from attemper.kernels.fa4.cute.mods import words_at
 from attemper.kernels.fa4.cute.sharing import SharingBackward
 from attemper.kernels.fa4.tables import HEADER
 
-__all__ = ["HittingBackward"]
-
 FOUR = ((0, 0), (0, 1), (1, 0), (1, 1))  # of two neighbouring queries and two keys
 GROUPS = 4  # of four logits that are looked at together for marks
 FILL = {"zero": "0f00000000", "neg_inf": "0fFF800000"}

@@ -29,8 +29,6 @@ from attemper.kernels.fa4.cute.mods import words_at
 from attemper.kernels.fa4.cute.sharing import SharingBackward
 from attemper.kernels.fa4.tables import HEADER
 
-__all__ = ["install", "small_tiles"]
-
 GREATEST = 2**31 - 1
 ROOMY = 64  # head width; wider ones have fewer threads, each with registers enough to load words early
 

@@ -28,8 +28,6 @@ from flash_attn.cute.utils import scalar_to_ssa
 from attemper.kernels.fa4 import tables
 from attemper.kernels.fa4.tables import HEADER
 
-__all__ = ["HitMod", "mask_mod", "pass_gradient", "score_mod", "words_at"]
-
 
 def words_at(address, dtype=Int32):
     """The words at an address, as a tensor without end."""

@@ -13,8 +13,6 @@ from flash_attn.cute import utils
 from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
 from quack import layout_utils
 
-__all__ = ["SharingBackward"]
-
 QUADS = 8
 EACH = 8  # queries in which a thread has two neighbours
 

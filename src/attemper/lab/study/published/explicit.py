@@ -3,11 +3,7 @@
 Vidhi Agrawal, Illia Oleksiienko, Alexandros Iosifidis. Read whole.
 """
 
-from __future__ import annotations
-
 from attemper.lab.study.published.table import Row, Size, Table
-
-__all__ = ["ABLATION", "COLUMNS", "RATES", "STRENGTHS", "TABLES", "main_rows"]
 
 PAPER = "Explicit Dropout, arXiv:2604.20505"
 STRENGTHS = ("1e-3", "5e-3", "1e-4", "5e-4")
@@ -37,11 +33,7 @@ MAIN: tuple[tuple[str, str, Figures], ...] = (
         "dropkey(0.2) + ffdropout(0.2)",
         ((85.45, 0.41), (59.11, 1.23), (64.58, 0.33), (55.87, 0.61), (84.84, 0.89)),
     ),
-    (
-        "implicit FF",
-        "ffdropout(0.2)",
-        ((85.14, 0.63), (59.01, 1.13), (64.53, 0.47), (55.62, 0.74), (85.00, 0.86)),
-    ),
+    ("implicit FF", "ffdropout(0.2)", ((85.14, 0.63), (59.01, 1.13), (64.53, 0.47), (55.62, 0.74), (85.00, 0.86))),
     (
         "Arora Q + explicit FF",
         f"arora(q=λ, p=0.2) + explicit(ff=λ, {PENALTY})",
@@ -57,11 +49,7 @@ MAIN: tuple[tuple[str, str, Figures], ...] = (
         f"arora(v=λ, p=0.2) + explicit(ff=λ, {PENALTY})",
         ((59.22, 1.80), (37.16, 1.51), (52.23, 7.40), (36.96, 2.28), (85.16, 0.55)),
     ),
-    (
-        "Arora FF",
-        "arora(ff=λ, p=0.2)",
-        ((86.02, 0.51), (55.42, 1.37), (57.76, 0.90), (48.44, 1.05), (84.84, 0.43)),
-    ),
+    ("Arora FF", "arora(ff=λ, p=0.2)", ((86.02, 0.51), (55.42, 1.37), (57.76, 0.90), (48.44, 1.05), (84.84, 0.43))),
     (
         "explicit FF",
         f"explicit(ff=λ, {PENALTY})",

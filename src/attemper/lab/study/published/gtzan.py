@@ -1,11 +1,7 @@
 """Explicit dropout on GTZAN: ten genres of music, a thousand clips of 30 seconds."""
 
-from __future__ import annotations
-
 from attemper.lab.study.published.explicit import CHOICE, PAPER, RATES, STRENGTHS, main_rows
 from attemper.lab.study.published.table import Size, Table
-
-__all__ = ["TABLES"]
 
 GTZAN = Table(
     key="explicit-gtzan",

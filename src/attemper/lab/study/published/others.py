@@ -4,13 +4,9 @@ None of these sources gives a training set-up for CIFAR, so the same one of ours
 cutmix on crop and flip, label smoothing. Compare rows with each other, and levels with care.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attemper.lab.study.published.table import Row, Size, Table
-
-__all__ = ["TABLES"]
 
 OURS: dict[str, Any] = {
     "batch_size": 128,
@@ -27,12 +23,7 @@ SET_UP = (
 )
 NOTES = "† All figures are from third-party reading notes, not from the paper."
 SMOKE = Size(
-    task="digits",
-    model="vit-digits",
-    seeds=2,
-    epochs=3,
-    lr=(3e-3,),
-    budget={"batch_size": 64, "warmup_epochs": 0.5},
+    task="digits", model="vit-digits", seeds=2, epochs=3, lr=(3e-3,), budget={"batch_size": 64, "warmup_epochs": 0.5}
 )
 
 

@@ -1,14 +1,10 @@
 """A published table as data, and as a plan that runs it again at one of three scales."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
-
-__all__ = ["SCALES", "Row", "Size", "Table"]
 
 SCALES = {
     "smoke": "embedded data and a small model, a minute on a CPU: shows that everything runs, and nothing else",

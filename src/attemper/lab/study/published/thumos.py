@@ -1,13 +1,9 @@
 """Explicit dropout on THUMOS14: online action detection, per-frame mAP over 20 actions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attemper.lab.study.published.explicit import CHOICE, PAPER, RATES, STRENGTHS, main_rows
 from attemper.lab.study.published.table import Size, Table
-
-__all__ = ["TABLES"]
 
 LIKELY: dict[str, Any] = {"batch_size": 64, "warmup_epochs": 1.0, "weight_decay": 1e-4}
 

@@ -1,7 +1,5 @@
 """The layout of ActionFormer: a JSON database of videos with their segments, and one feature file per video."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -9,8 +7,6 @@ from typing import Any, Literal, TypeGuard
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video
-
-__all__ = ["Timing", "read_database"]
 
 Part = Literal["train", "test"]
 TRAINING, VALIDATION, TEST = ("train", "training"), ("val", "validation"), ("test", "testing")

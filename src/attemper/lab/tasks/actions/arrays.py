@@ -1,7 +1,5 @@
 """Reading arrays and JSON, with messages that name the file."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -13,8 +11,6 @@ import numpy as np
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.videos import Array
-
-__all__ = ["FeatureFiles", "InMemory", "load_array", "load_json", "open_npz"]
 
 
 @dataclasses.dataclass(frozen=True)

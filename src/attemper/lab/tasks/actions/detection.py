@@ -13,17 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "OVERLAPS",
-    "MeanPrecision",
-    "Segments",
-    "average_precision",
-    "find_segments",
-    "per_frame_map",
-    "segment_map",
-    "temporal_overlap",
-]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 OVERLAPS = (0.3, 0.4, 0.5, 0.6, 0.7)

@@ -4,8 +4,6 @@ Two layouts are known by what their JSON holds: that of online action detection 
 sessions and a target file per video, and that of ActionFormer, with a database of segments.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from attemper.lab.tasks.actions.arrays import load_json
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.sessions import TARGETS, info_of, read_sessions
 from attemper.lab.tasks.actions.videos import Videos
-
-__all__ = ["FolderOptions", "read_folder"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The feature files of a folder's videos."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ import numpy as np
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import FeatureFiles
-
-__all__ = ["ENDINGS", "Inputs"]
 
 ENDINGS = (".npy", ".npz")
 

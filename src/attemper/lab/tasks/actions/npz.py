@@ -1,7 +1,5 @@
 """All videos in one .npz file: features one after the other, and the segments of all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +8,6 @@ import numpy as np
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import InMemory, open_npz
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Array, Video, Videos
-
-__all__ = ["read_npz"]
 
 NEEDED = ("features", "offsets", "names", "split", "seconds_per_step", "segments", "classes")
 

@@ -1,7 +1,5 @@
 """From a path to an action task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +8,6 @@ from attemper.lab.tasks.actions.folders import FolderOptions, read_folder
 from attemper.lab.tasks.actions.npz import read_npz
 from attemper.lab.tasks.actions.task import ActionTask
 from attemper.lab.tasks.source import found_under
-
-__all__ = ["open_actions"]
 
 
 def open_actions(

@@ -1,7 +1,5 @@
 """Made-up videos with planted actions, so that everything about actions can be tried without any file."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -9,8 +7,6 @@ import numpy as np
 from attemper.lab.tasks.actions.arrays import InMemory
 from attemper.lab.tasks.actions.task import ActionTask
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Array, Video, Videos
-
-__all__ = ["open_planted", "plant"]
 
 ACTIONS = ("Throw", "Jump", "Swing", "Dive", "Lift")
 TRAIN, TEST = 40, 20

@@ -4,8 +4,6 @@ A JSON file lists the videos for training and for test, and the classes. Every v
 step and one column per class, beside its features.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +13,6 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import load_array
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Array, Video, of_runs
-
-__all__ = ["TARGETS", "info_of", "read_sessions"]
 
 TARGETS = "target_perframe"
 SETS: tuple[tuple[Literal["train", "test"], str], ...] = (("train", "train_session_set"), ("test", "test_session_set"))

@@ -1,7 +1,5 @@
 """The task: which action happens now, and from when to when each one lasts."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cached_property
 from typing import Literal
@@ -32,8 +30,6 @@ from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide
 from attemper.tempering.outputs import logits_of
-
-__all__ = ["ActionTask"]
 
 READ_AT_ONCE = 2**26
 """Bytes of windows in a batch that is measured on: each may take a megabyte."""

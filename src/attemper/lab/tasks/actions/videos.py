@@ -4,8 +4,6 @@ Time is counted in steps everywhere: step t covers the time from t to t + 1. Ove
 unit, and a step is the finest thing that a model says something about.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,8 +15,6 @@ import numpy as np
 from attemper.errors import suggestion
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
-
-__all__ = ["AMBIGUOUS", "BACKGROUND", "Annotator", "Array", "Features", "Video", "Videos", "of_runs"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

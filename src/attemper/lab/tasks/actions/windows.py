@@ -16,8 +16,6 @@ from attemper.lab.tasks.actions.arrays import FeatureFiles
 from attemper.lab.tasks.actions.videos import Array, Video
 from attemper.lab.tasks.source import LazySource
 
-__all__ = ["Bank", "LabelSets", "MemoryWindows", "StreamedWindows", "Timeline", "WindowReader", "Windows", "cut"]
-
 
 def cut(at: Tensor, first: Tensor, window: int) -> Tensor:
     """The steps of each window: (B, window), the current step last.

@@ -3,8 +3,6 @@
 Park and others, Interspeech 2019. Without its warping of time, which that paper finds to matter least.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +10,6 @@ import torch
 from torch import Tensor
 
 from attemper.lab.tasks.augment import MixUp, Transform, check, inside
-
-__all__ = ["SpecAugment", "SpectrogramMixUp", "spectrogram_kinds"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Files that hold what took long to compute: written atomically, checked when they are read."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -14,8 +12,6 @@ import numpy as np
 from attemper.files import atomic_file, atomic_write, remove_parts
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.notifications import note
-
-__all__ = ["FOLDER", "Cache", "Growing"]
 
 FOLDER = ".attemper-cache"
 """Under the data root."""

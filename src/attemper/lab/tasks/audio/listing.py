@@ -1,7 +1,5 @@
 """Which files a set of clips has, and which class each of them belongs to."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.reading import ENDINGS
 from attemper.lab.tasks.folder import TEST_FOLDERS
-
-__all__ = ["Clip", "Listing", "list_esc50", "list_folder"]
 
 ESC50_FOLDS = 5
 

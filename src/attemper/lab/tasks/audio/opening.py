@@ -1,7 +1,5 @@
 """Tasks out of audio files and ready spectrograms."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,6 @@ from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.source import found_under
-
-__all__ = ["open_audio", "open_esc50", "open_mel"]
 
 BANDS = 64
 NAMED = 5
@@ -69,13 +65,7 @@ def open_esc50(
 
 
 def open_mel(
-    name: str,
-    path: str,
-    root: Path,
-    *,
-    tokens: int | None = None,
-    train: int | None = None,
-    test: int | None = None,
+    name: str, path: str, root: Path, *, tokens: int | None = None, train: int | None = None, test: int | None = None
 ) -> AudioTask:
     """Ready spectrograms in an .npz file.
 
@@ -104,13 +94,7 @@ def open_mel(
 
 # --------------------------------------------------------------------------------------------------------------- files
 def _open_files(
-    name: str,
-    listing: Listing,
-    settings: Settings,
-    tokens: int | None,
-    root: Path,
-    train: int | None,
-    test: int | None,
+    name: str, listing: Listing, settings: Settings, tokens: int | None, root: Path, train: int | None, test: int | None
 ) -> AudioTask:
     shape = token_shape(name, settings.frames, settings.bands, tokens, len(listing.classes))
     prepared = prepare(listing, settings, root)

@@ -9,8 +9,6 @@ Next to each other in the cache lie, for a set of files under some settings,
 so that a second start looks at the files' names, sizes and times, and opens none of them.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import hashlib
@@ -32,8 +30,6 @@ from attemper.lab.tasks.audio.reading import load_soundfile, read
 from attemper.lab.tasks.audio.signal import FRAMES_PER_SECOND, log_mel, resample
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import progress
-
-__all__ = ["Prepared", "Settings", "prepare"]
 
 VERSION = 1
 """Raised when the same samples would give another spectrogram than before."""

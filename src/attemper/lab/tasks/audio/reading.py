@@ -1,7 +1,5 @@
 """Audio files as samples of one channel, with soundfile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,6 @@ from torch import Tensor
 
 from attemper.errors import UnreadableError
 from attemper.lab.errors import DataError
-
-__all__ = ["ENDINGS", "load_soundfile", "read"]
 
 ENDINGS = (
     *(".wav", ".au", ".snd", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".caf", ".w64"),

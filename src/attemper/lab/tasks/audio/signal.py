@@ -1,7 +1,5 @@
 """From samples to a log-mel spectrogram, in torch, on the device where the samples are."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -10,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-
-__all__ = ["FRAMES_PER_SECOND", "RATE", "hertz_to_mel", "log_mel", "mel_filters", "mel_to_hertz", "resample"]
 
 RATE = 16_000
 """Samples per second that spectrograms are made from."""

@@ -17,8 +17,6 @@ from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source, channel_statistics
 from attemper.lab.tasks.split import FIXED, divide
 
-__all__ = ["AudioTask", "MelSource", "hold_out", "token_shape"]
-
 TEST_SHARE = 0.2
 """How much of a set without a test part is held out as one, always the same clips."""
 FRAMES_PER_TOKEN = 8

@@ -1,7 +1,5 @@
 """Made-up tones in noise: a task of sound that needs no files and is learnt in seconds."""
 
-from __future__ import annotations
-
 import functools
 import math
 
@@ -12,8 +10,6 @@ from attemper.lab.tasks.audio.signal import RATE, log_mel
 from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_shape
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.seed_streams import generator
-
-__all__ = ["open_tones"]
 
 CLASSES = ("steady", "rising", "falling", "beeping", "wavering", "chord")
 """What a tone does over time; its pitch, its loudness and the noise over it are drawn for each clip."""

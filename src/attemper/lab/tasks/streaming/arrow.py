@@ -1,7 +1,5 @@
 """A Hugging Face data set that is prepared on disk as a store: timm's reader of them finds any sample by its number."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cached_property
 from typing import Any
@@ -15,8 +13,6 @@ from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.streaming.order import Selection
 from attemper.lab.tasks.streaming.rowgroups import no_class
 from attemper.lab.tasks.streaming.tars import UNIT
-
-__all__ = ["ArrowStore"]
 
 
 @dataclasses.dataclass

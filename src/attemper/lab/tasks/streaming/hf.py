@@ -1,7 +1,5 @@
 """`hf:NAME`: a data set of the Hugging Face hub, or one in a local folder, streamed or prepared on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,6 @@ from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.arrow import ArrowStore
 from attemper.lab.tasks.streaming.rowgroups import RowGroupStore, open_row_groups
 from attemper.lab.tasks.streaming.task import StreamTask, need, open_parts
-
-__all__ = ["open_hf"]
 
 TEST_PARTS = ("test", "validation", "val")
 

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from attemper.lab.tasks.seed_streams import generator
 
-__all__ = ["EpochOrder", "Selection"]
-
 LANES = 16
 """So many units are read at a time; the samples of a batch come from all of them alike. Fixed, since the order depends
 on it."""

@@ -18,8 +18,6 @@ from attemper.errors import UnreadableError
 from attemper.lab.tasks.augment import Augmentation
 from attemper.lab.tasks.seed_streams import drawing_from
 
-__all__ = ["DEVIATION", "MEAN", "Preparation"]
-
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels of ImageNet, from 0 to 1: what timm takes for data of which it knows nothing else."""
 

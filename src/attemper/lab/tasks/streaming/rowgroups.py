@@ -4,8 +4,6 @@ Their footers say how many rows each group has, so that every sample has a numbe
 that trains reads whole groups, in a thread; its workers get the files of single images and decode them.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -27,8 +25,6 @@ from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.streaming.order import BUFFER, LANES, Selection
 from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
-
-__all__ = ["RowGroupStore", "no_class", "open_row_groups"]
 
 OPEN = 32
 """Files that are kept open."""
@@ -253,6 +249,7 @@ def _translated(file: str, read: Any) -> Any:
 
 
 def is_remote(file: str) -> bool:
+    """Whether a file is on the hub, not on a disk."""
     return "://" in file
 
 

@@ -1,14 +1,10 @@
 """One look at every file of a large data set, several at a time, and what came of it kept for the next time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from attemper.lab.tasks.notifications import progress
-
-__all__ = ["CACHE", "look_through"]
 
 CACHE = ".attemper-cache"
 """Under the data root."""

@@ -31,8 +31,6 @@ from attemper.lab.tasks.source import start_method
 from attemper.lab.tasks.streaming.order import EpochOrder, Selection
 from attemper.lab.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
 
-__all__ = ["Store", "StreamSource", "default_workers"]
-
 MOST_WORKERS = 16
 PIECE = 32
 """Images that a worker decodes at a time. All workers share a batch, so that its size decides neither how long the

@@ -4,8 +4,6 @@ A tar file has no table of contents, so its headers are read once, with seeks ov
 it has 20 bytes per sample. It lies in a file that is mapped into memory, so that it costs a process next to nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -25,8 +23,6 @@ from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.streaming.order import Selection
 from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
-
-__all__ = ["TarStore", "index_shards"]
 
 UNIT = 128
 """Samples of a shard that are read near each other."""

@@ -1,7 +1,5 @@
 """Image classification on data that is too large to be held in memory, or to be looked through before training."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 
@@ -17,8 +15,6 @@ from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.streaming.order import Selection
 from attemper.lab.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
 from attemper.lab.tasks.streaming.source import Store, StreamSource
-
-__all__ = ["StreamTask", "need", "open_parts"]
 
 
 def need(what: str, library: str) -> None:

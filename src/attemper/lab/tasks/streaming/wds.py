@@ -1,7 +1,5 @@
 """`wds:PATH`: tar files in WebDataset's layout, found and described by timm's reader of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -16,8 +14,6 @@ from attemper.lab.errors import DataError, NoShardError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.tars import Members, TarStore, index_shards
 from attemper.lab.tasks.streaming.task import StreamTask, need, open_parts
-
-__all__ = ["open_wds"]
 
 TEST_PARTS = ("test", "val", "validation")
 IMAGES = "jpg;jpeg;png;webp"
@@ -131,6 +127,7 @@ class Place:
 
 
 def is_pattern(text: str) -> bool:
+    """Whether a text names tar files, and not the folder that they are in."""
     return text.endswith(".tar") or "{" in text
 
 
