@@ -8,7 +8,7 @@ JOBS ?= 2
 help:
 	@echo "make test     install, lint, check types and run the tests"
 	@echo "make slow     the tests that make test leaves out: more of the same, on more models"
-	@echo "make quick    the tests without the model matrix"
+	@echo "make quick    the tests without kernels, compilers, several processes and whole studies: two minutes"
 	@echo "make lint     ruff, and which room may import which"
 	@echo "make types    mypy, strict"
 	@echo "make compare  compare eight recipes on digits: a table and a page, in about three minutes"
@@ -40,7 +40,7 @@ slow: install
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m slow
 
 quick: install
-	$(BIN)/pytest -n $(JOBS) --ignore tests/test_contracts.py
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow and not long"
 
 compare: install
 	$(BIN)/attemper compare

@@ -25,11 +25,11 @@ from attemper.lab.bench.timing import interleaved, interval
 from attemper.lab.models import build_model
 from attemper.lab.tasks import Task, open_task
 from attemper.lab.tasks.seed_streams import derive, drawing_from, generator
-from attemper.lab.training import Budget, RunSpec
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.loop import Run, choose_device
 from attemper.lab.training.schedule import learning_rate
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.tempering.outputs import logits_of
 
 Epoch = Callable[[int], object]
@@ -37,7 +37,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def engine(spec: RunSpec, task: Task, device: torch.device) -> Epoch:
-    """An epoch as `attemper.lab.training.run` makes it, with its meter and its reports."""
+    """An epoch as `attemper.lab.training.loop.run` makes it, with its meter and its reports."""
     run = Run(spec, task, None, lambda event: None, device)
     run.learner.model.train()
     learn = fastest(run.learner, run.data)

@@ -13,8 +13,7 @@ import functools
 import re
 from pathlib import Path
 
-from attemper.lab.bench import load
-from attemper.lab.bench.results import OpsRow, Report, StepRow
+from attemper.lab.bench.results import OpsRow, Report, StepRow, load
 from attemper.lab.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from attemper.lab.tasks import ImageTask, InputShape, MemorySource
-from attemper.lab.training import Budget, RunSpec
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.spec import Budget, RunSpec
 
 RECIPES = ("none", "dropkey(0.1)", "explicit(v=5e-4, ff=5e-4, p=0.2)", "cb")
 IMAGES = 50_000

@@ -70,6 +70,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "test_kernels_in_the_interpreter" not in item.nodeid)
     _thin_matrices(items)
     _thin_cases(items)
+    for item in items:
+        if item.path.stem in LONG:
+            item.add_marker(pytest.mark.long)
+
+
+LONG = (
+    "test_triton", "test_fa4", "test_contracts", "test_contracts_compiled", "test_contracts_methods", "test_cli",
+    "test_distributed", "test_distributed_runs", "test_distributed_seeds", "test_midepoch", "test_training_resume",
+    "test_study_training", "test_ray", "test_distillation", "test_bench", "test_bench_figures", "test_streaming",
+    "test_plans", "test_estimate", "test_embedding_reuse",
+)  # fmt: skip
+"""What `make quick` leaves out: kernels in the interpreter, compilers, several processes, whole studies."""
 
 
 SAMPLE = 4

@@ -8,7 +8,8 @@ from typing import Any
 from attemper.lab.evaluation.metrics import Bin
 from attemper.lab.evaluation.runs import FinishedRun, load_run
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 
 SMALL = "robustness(epsilon=0.05, steps=2, occlusion=0.25, corruptions=['fog', 'jpeg'])"
 ALL = ("calibration", SMALL, "stochastic(passes=2)")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from attemper.lab.models import build_model
 from attemper.lab.tasks.base import InputShape
-from attemper.lab.training import Budget, RunSpec
+from attemper.lab.training.spec import Budget, RunSpec
 
 __all__ = ["TASK", "TEACHER", "TINY", "TOKEN", "saved", "spec"]
 

@@ -19,8 +19,8 @@ from attemper.lab.tasks.actions import ActionTask
 from attemper.lab.tasks.actions.arrays import FeatureFiles, InMemory
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video, Videos
 from attemper.lab.tasks.actions.windows import MemoryWindows, StreamedWindows
-from attemper.lab.training import RunSpec, run
-from attemper.lab.training.spec import Budget
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 
 MODEL = "encoder(width=32, heads=4, token=last)"
 SHORT = Budget(epochs=1, batch_size=32, lr=3e-3, warmup_epochs=0.0)

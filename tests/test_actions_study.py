@@ -22,7 +22,7 @@ from attemper.lab.report import render
 from attemper.lab.study import Plan, Study, summarise, summary_table, to_markdown
 from attemper.lab.study.engine import Training
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec
+from attemper.lab.training.spec import Budget, RunSpec
 from summaries import summary
 
 TASK = "planted(train=10, test=4, stride=4)"

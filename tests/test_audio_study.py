@@ -22,7 +22,7 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.published import find_table
 from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import Detailed
-from attemper.lab.training import run
+from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from sounds import genres
 from summaries import EVIL, summary

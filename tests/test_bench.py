@@ -17,12 +17,14 @@ from torch._dynamo.testing import CompileCounter
 
 import attemper
 from attemper.errors import AttemperError, ParameterError, UnknownMethodError
-from attemper.lab.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
 from attemper.lab.bench import candidates as candidates_module
 from attemper.lab.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
 from attemper.lab.bench.default_recipes import ops_recipes, step_recipes
+from attemper.lab.bench.ops import bench_ops
+from attemper.lab.bench.options import OpsPlan, StepPlan
+from attemper.lab.bench.results import Shape
 from attemper.lab.bench.shapes import CPU_SHAPES, CUDA_SHAPES
-from attemper.lab.bench.step import TWIN, compiled
+from attemper.lab.bench.step import TWIN, bench_step, compiled
 from attemper.lab.bench.tables import failures
 from attemper.lab.bench.targets import OPS, STEP
 from attemper.lab.bench.timing import CudaStopwatch, Deadline, interleaved

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attemper.lab.bench import OpsPlan, Shape, StepPlan, bench_ops, bench_step
 from attemper.lab.bench import ops as ops_module
-from attemper.lab.bench.results import Machine
-from attemper.lab.bench.step import StepBench
+from attemper.lab.bench.ops import bench_ops
+from attemper.lab.bench.options import OpsPlan, StepPlan
+from attemper.lab.bench.results import Machine, Shape
+from attemper.lab.bench.step import StepBench, bench_step
 from attemper.lab.bench.targets import ops_target, step_target
 from attemper.lab.bench.timing import CpuStopwatch, Deadline, Prepared, interleaved, interval, peak_bytes_on_cpu
 from attemper.lab.bench.vit_models import make_vit

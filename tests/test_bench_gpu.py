@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attemper.lab.bench import OpsPlan, StepPlan, bench_ops, bench_step
+from attemper.lab.bench.ops import bench_ops
+from attemper.lab.bench.options import OpsPlan, StepPlan
+from attemper.lab.bench.step import bench_step
 from attemper.lab.bench.tables import failures
 from attemper.lab.bench.timing import CudaStopwatch
 from test_bench import TINY

@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from attemper.errors import UnreadableError
-from attemper.lab.bench import OpsReport, OpsRow, Shape, StepReport, StepRow, load, save
 from attemper.lab.bench import terminal as show_module
 from attemper.lab.bench.__main__ import main
 from attemper.lab.bench.commands import Ops, Step, command_line
 from attemper.lab.bench.html_page import make_page
-from attemper.lab.bench.results import Head, Machine
+from attemper.lab.bench.results import Head, Machine, OpsReport, OpsRow, Shape, StepReport, StepRow, load, save
 from attemper.lab.bench.step import TWIN
 from attemper.lab.bench.tables import failures, full_tables, markdown, tally, targets, verdict
 from attemper.lab.bench.vit_models import BASE, ViT

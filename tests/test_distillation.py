@@ -18,10 +18,11 @@ from attemper.files import WEIGHTS
 from attemper.lab.cli import main
 from attemper.lab.models import build_model
 from attemper.lab.tasks import Source, Task, open_task
-from attemper.lab.training import Budget, RunSpec, run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.distillation import answer, distillation_loss
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import open_teacher
 from taught import TASK, TEACHER, TINY, TOKEN, saved, spec
 from teams import team

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from attemper.lab.tasks import open_task, parse_augmentation
-from attemper.lab.training import RunSpec, run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import GraphedStep, can_capture
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import RunSpec
 from taught import TASK, TINY, TOKEN, saved, spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

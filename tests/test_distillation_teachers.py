@@ -20,10 +20,12 @@ from attemper.lab.study.probing import measure
 from attemper.lab.study.study import Study
 from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import InputShape
-from attemper.lab.training import Budget, RunSpec, check_run, run, with_teacher_hash
+from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
-from attemper.lab.training.teacher import open_teacher, with_untrained_teacher
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.teacher import open_teacher, with_teacher_hash, with_untrained_teacher
 from taught import TASK, TEACHER, TINY, saved, spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,11 +15,11 @@ from torch import Tensor
 from attemper import list_methods, parse
 from attemper.errors import ParameterError
 from attemper.lab.tasks import Source, Task, open_task
-from attemper.lab.training import Budget, RunSpec, joined
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import Run, choose_device
-from attemper.lab.training.ranks import ALONE, Ranks, current
+from attemper.lab.training.ranks import ALONE, Ranks, current, joined
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.validation import evaluate
 from attemper.methods.consistency import Consistency
 from attemper.methods.kinds import LossTerm, Penalty

@@ -20,10 +20,13 @@ from torch import Tensor
 from attemper.lab.cli import main
 from attemper.lab.evaluation.runs import load_run
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, joined, loop, run
+from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import run
+from attemper.lab.training.ranks import joined
+from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_equal_bits, flat
 from teams import DIED, free_port, team
 
@@ -159,15 +162,15 @@ def typed_with_a_failure(*words: str) -> tuple[int, str, str]:
 
 
 def fail_once() -> None:
-    import attemper.lab.training
+    import attemper.lab.training.loop
 
-    honest = attemper.lab.training.run
+    honest = attemper.lab.training.loop.run
 
     def failing(*args: Any, **options: Any) -> Any:
-        attemper.lab.training.run = honest
+        attemper.lab.training.loop.run = honest
         raise ValueError("out of luck")
 
-    attemper.lab.training.run = failing
+    attemper.lab.training.loop.run = failing
 
 
 SMALL = ("--task", TASK, "--model", MODEL, "--epochs", "2", "--batch-size", "20")

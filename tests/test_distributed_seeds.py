@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from teams import DIED, team
 from test_distributed_runs import train
 

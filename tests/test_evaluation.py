@@ -21,7 +21,8 @@ from attemper.lab.evaluation.runs import examine, load_run
 from attemper.lab.models import build_model
 from attemper.lab.study.engine import Training
 from attemper.lab.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
-from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.weights import read_run, save_weights
 from evaluated import ALL, SMALL
 

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import Task
-from attemper.lab.training import CHECKPOINT, Budget, RunSpec, joined, loop, run
+from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
-from attemper.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import run
+from attemper.lab.training.ranks import joined
+from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_same_end, timeless
 from teams import DIED, team
 

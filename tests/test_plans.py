@@ -16,7 +16,7 @@ from attemper.lab.study import load_plan
 from attemper.lab.tasks import open_task
 from attemper.lab.tasks.augment import parse_augmentation
 from attemper.lab.tasks.base import InputShape
-from attemper.lab.training import check_run
+from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.teacher import open_teacher
 

@@ -21,7 +21,8 @@ from attemper.lab.report.entries import entries
 from attemper.lab.study import Plan, Study, summarise
 from attemper.lab.study.engine import Training
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, run
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.probes.recording import Recorder
 from summaries import NAMES, entry
 

@@ -25,12 +25,14 @@ from attemper.lab.tasks.augment import Augmentation, parse_augmentation
 from attemper.lab.tasks.streaming import StreamTask, tars
 from attemper.lab.tasks.streaming import source as stream_source
 from attemper.lab.tasks.streaming.pixels import Preparation
-from attemper.lab.training import Budget, RunSpec, joined, loop, run
+from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
-from attemper.lab.training.ranks import ALONE, Ranks
+from attemper.lab.training.loop import run
+from attemper.lab.training.ranks import ALONE, Ranks, joined
+from attemper.lab.training.spec import Budget, RunSpec
 from endings import timeless
 from shards import MODEL, jpeg, members, offline, opened, write_parquet, write_wds
 from teams import DIED, team

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from attemper.errors import AttemperError, ConflictError, NoSiteError, ParameterError
 from attemper.lab.tasks import DataError, Source, Task, open_task
-from attemper.lab.training import Budget, RunSpec, check_run, loop, run
+from attemper.lab.training import loop
+from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Average, Learner
+from attemper.lab.training.loop import run
 from attemper.lab.training.schedule import learning_rate
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.validation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, cost, step_costs
-from attemper.lab.training.cost import Stepper, summarise
+from attemper.lab.training import cost
+from attemper.lab.training.cost import Stepper, step_costs, summarise
+from attemper.lab.training.spec import Budget
 
 
 def test_every_recipe_has_a_cost_against_none_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from torch import nn
 from attemper.errors import ParameterError
 from attemper.lab.study import Plan, PlanError
 from attemper.lab.tasks import Task, open_task
-from attemper.lab.training import Budget, RunSpec, run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner, parameter_groups
+from attemper.lab.training.loop import run
 from attemper.lab.training.ranks import Ranks
-from attemper.lab.training.spec import LATER
+from attemper.lab.training.spec import LATER, Budget, RunSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from attemper.lab.tasks import open_task
-from attemper.lab.training import Budget, RunSpec, run, step_costs
+from attemper.lab.training.cost import step_costs
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import GraphedStep, can_capture
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

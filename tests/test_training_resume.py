@@ -19,9 +19,11 @@ import torch
 
 from attemper.lab.errors import StorageError
 from attemper.lab.tasks import open_task
-from attemper.lab.training import CHECKPOINT, Budget, RunSpec, loop, run
-from attemper.lab.training.checkpoint import load_checkpoint, save_checkpoint
+from attemper.lab.training import loop
+from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from attemper.lab.training.loop import run
 from attemper.lab.training.randomness import random_state, seed_everything, set_random_state
+from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_same_end, timeless
 
 TASK = "digits(train=200, test=50)"
@@ -115,7 +117,9 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from attemper.lab.tasks import open_task
-from attemper.lab.training import RunSpec, loop, run
+from attemper.lab.training.spec import RunSpec
+from attemper.lab.training import loop
+from attemper.lab.training.loop import run
 import json
 loop.CHECKPOINT_EVERY = 0.0
 spec = RunSpec.from_dict(json.loads(sys.argv[2]))

@@ -13,7 +13,9 @@ from attemper.lab.models import build_model
 from attemper.lab.tasks import TextShape, open_task
 from attemper.lab.tasks.numerals import english, german
 from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING
-from attemper.lab.training import Budget, RunSpec, check_run, run
+from attemper.lab.training.check import check_run
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from test_translation import parts_of
 
 SMALL = "seq2seq(depth=2, width=64, heads=4)"

@@ -17,18 +17,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Tempered",
-    "apply",
-    "attention",
-    "diagnose",
-    "errors",
-    "implementations",
-    "keep_mask",
-    "list_methods",
-    "methods",
-    "parse",
-    "render",
-]
+    "Tempered", "apply", "attention", "diagnose", "errors", "implementations", "keep_mask", "list_methods", "methods",
+    "parse", "render",
+]  # fmt: skip
 
 HOMES = {
     "Tempered": "attemper.tempering",

@@ -19,9 +19,10 @@ from attemper.errors import ParameterError, suggestion
 from attemper.lab.models import build_model
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.notifications import LogCallback
-from attemper.lab.training import RunSpec, check_run, run
+from attemper.lab.training.check import check_run
 from attemper.lab.training.checkpoint import load_checkpoint
-from attemper.lab.training.spec import Budget
+from attemper.lab.training.loop import run
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.probes.diagnosis import find_attention, head_rows
 from attemper.probes.tokens import conditioning_after
 from attemper.probes.watching import in_eval

@@ -19,24 +19,7 @@ from attemper.methods.registry import list_methods
 from attemper.methods.skipless import Skipless
 
 __all__ = [
-    "AroraDropout",
-    "Blur",
-    "Consistency",
-    "ContextBroadcast",
-    "DropAttention",
-    "DropConnect",
-    "DropHead",
-    "DropKey",
-    "DropPath",
-    "ExplicitDropout",
-    "FeedForwardDropout",
-    "HardMask",
-    "LayerDrop",
-    "Method",
-    "Place",
-    "RDrop",
-    "Scheduled",
-    "Skipless",
-    "TokenGraying",
-    "list_methods",
-]
+    "AroraDropout", "Blur", "Consistency", "ContextBroadcast", "DropAttention", "DropConnect", "DropHead", "DropKey",
+    "DropPath", "ExplicitDropout", "FeedForwardDropout", "HardMask", "LayerDrop", "Method", "Place", "RDrop",
+    "Scheduled", "Skipless", "TokenGraying", "list_methods",
+]  # fmt: skip

@@ -8,22 +8,7 @@ from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
 from attemper.probes.tokens import PLACES
 
 __all__ = [
-    "PLACES",
-    "PROBES",
-    "GradientRow",
-    "HeadRow",
-    "JacobianRow",
-    "Look",
-    "PushRow",
-    "Table",
-    "TokenRow",
-    "condition_number",
-    "diagnose",
-    "effective_rank",
-    "gradient_variance",
-    "linear_attention_bound",
-    "penalty_push",
-    "query_looks",
-    "rollout",
-    "token_similarity",
-]
+    "PLACES", "PROBES", "GradientRow", "HeadRow", "JacobianRow", "Look", "PushRow", "Table", "TokenRow",
+    "condition_number", "diagnose", "effective_rank", "gradient_variance", "linear_attention_bound", "penalty_push",
+    "query_looks", "rollout", "token_similarity",
+]  # fmt: skip

@@ -42,7 +42,7 @@ class AttentionWatch(Action):
 
 
 class Calls(TorchFunctionMode):
-    """Sees the same three doors that the seam guards, and lets everything through."""
+    """Sees attention at the same three points as interception does, and changes nothing."""
 
     def __init__(self, watch: AttentionWatch) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def _multihead(*args: Any, **kwargs: Any) -> Seen:
 # ---------------------------------------------------------------------------------------------------- for a stretch
 @contextlib.contextmanager
 def looking(actions: Sequence[tuple[nn.Module, Action]]) -> Iterator[None]:
-    """A stretch of code in which these actions happen inside of everything else that happens round a module."""
+    """Context manager: inside it, these actions are the innermost ones round their modules."""
     plain = [module for module in dict.fromkeys(module for module, _ in actions) if not is_tempered(module)]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it would pass by the modules
@@ -124,7 +124,7 @@ def looking(actions: Sequence[tuple[nn.Module, Action]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """A stretch of code in eval mode; afterwards every module, and every random generator, is as it was."""
+    """Context manager: eval mode inside; afterwards every module, and every random generator, is as it was."""
     before = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):

@@ -4,13 +4,6 @@ from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, Pat
 from attemper.sites.find import find_sites
 
 __all__ = [
-    "AttentionSite",
-    "BlockSite",
-    "Geometry",
-    "MlpSite",
-    "PatchSite",
-    "Projection",
-    "Projections",
-    "Sites",
+    "AttentionSite", "BlockSite", "Geometry", "MlpSite", "PatchSite", "Projection", "Projections", "Sites",
     "find_sites",
-]
+]  # fmt: skip

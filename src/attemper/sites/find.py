@@ -52,7 +52,7 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
     """Every attention, MLP, block and patch embedding of a model.
 
     targets: globs on module names. Attention is then looked for only in the modules that they match, and a matched
-        module in which none is recognised is taken at the user's word to compute attention itself.
+        module in which none is recognised is assumed to be attention.
     """
     tree = Tree(dict(model.named_modules()))
     left_alone: dict[str, str] = {}

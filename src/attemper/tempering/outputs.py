@@ -39,7 +39,7 @@ def counted_in(targets: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def frozen_batch_norm(model: nn.Module) -> Iterator[None]:
-    """A stretch of code in which batch norms do not update their running statistics."""
+    """Context manager: inside it, batch norms do not update their running statistics."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     before = [
         (m, m.momentum, m.num_batches_tracked.clone() if m.num_batches_tracked is not None else None) for m in norms

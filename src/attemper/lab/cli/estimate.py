@@ -111,7 +111,7 @@ class EstimateCommand:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""
         from attemper.lab.evaluation.runs import check_suites
         from attemper.lab.tasks import open_task
-        from attemper.lab.training import check_run
+        from attemper.lab.training.check import check_run
 
         task = open_task(plan.task, self.data)
         for entry in plan.recipes:

@@ -57,7 +57,7 @@ class Train:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.training import joined
+        from attemper.lab.training.ranks import joined
 
         with joined(self.parallel) as ranks:
             self._train(ranks)
@@ -72,7 +72,9 @@ class Train:
         from attemper.lab.folders import folder_errors
         from attemper.lab.tasks import open_task
         from attemper.lab.tracking import check_trackers
-        from attemper.lab.training import check_run, run, with_teacher_hash
+        from attemper.lab.training.check import check_run
+        from attemper.lab.training.loop import run
+        from attemper.lab.training.teacher import with_teacher_hash
         from attemper.recipe import as_methods, render
 
         where = console(json=self.json, quiet=not ranks.main)

@@ -21,32 +21,22 @@ Fitting = TypeVar("Fitting")
 GROUP = "attemper.models"
 """The entry point of other packages' models: functions of the task's shape."""
 
+
+def _vit(width: int, depth: int, heads: int, mlp: int) -> Callable[..., nn.Module]:
+    return functools.partial(vit, width=width, depth=depth, heads=heads, mlp=mlp)
+
+
+VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout"
 OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
         vit_digits,
         InputShape,
         "4 blocks, width 32, 4 heads, 2 × 2 patches: learns 8 × 8 digits in seconds",
     ),
-    "vit-cifar": (
-        functools.partial(vit, width=384, depth=7, heads=12, mlp=384),
-        InputShape,
-        "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout",
-    ),
-    "vit-tiny": (
-        functools.partial(vit, width=192, depth=12, heads=3, mlp=768),
-        InputShape,
-        "ViT-Ti for small images: 12 blocks, width 192, 3 heads",
-    ),
-    "vit-small": (
-        functools.partial(vit, width=384, depth=12, heads=6, mlp=1536),
-        InputShape,
-        "ViT-S for small images: 12 blocks, width 384, 6 heads",
-    ),
-    "vit-base": (
-        functools.partial(vit, width=768, depth=12, heads=12, mlp=3072),
-        InputShape,
-        "ViT-B for small images: 12 blocks, width 768, 12 heads",
-    ),
+    "vit-cifar": (_vit(384, 7, 12, 384), InputShape, VIT_CIFAR),
+    "vit-tiny": (_vit(192, 12, 3, 768), InputShape, "ViT-Ti for small images: 12 blocks, width 192, 3 heads"),
+    "vit-small": (_vit(384, 12, 6, 1536), InputShape, "ViT-S for small images: 12 blocks, width 384, 6 heads"),
+    "vit-base": (_vit(768, 12, 12, 3072), InputShape, "ViT-B for small images: 12 blocks, width 768, 12 heads"),
     "convmixer": (convmixer, InputShape, "no attention at all; its two kinds of skip connection can be left out"),
     "encoder": (
         encoder,

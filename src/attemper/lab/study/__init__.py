@@ -12,24 +12,7 @@ from attemper.lab.study.study import Study
 from attemper.lab.study.summary import Summary, summarise
 
 __all__ = [
-    "DEFAULT_PLAN",
-    "FolderError",
-    "Plan",
-    "PlanError",
-    "Status",
-    "StoppedError",
-    "Study",
-    "StudyError",
-    "Summary",
-    "compare",
-    "dump_plan",
-    "load_plan",
-    "make_view",
-    "status_of",
-    "status_table",
-    "summarise",
-    "summary_table",
-    "to_csv",
-    "to_markdown",
-    "work",
-]
+    "DEFAULT_PLAN", "FolderError", "Plan", "PlanError", "Status", "StoppedError", "Study", "StudyError", "Summary",
+    "compare", "dump_plan", "load_plan", "make_view", "status_of", "status_table", "summarise", "summary_table",
+    "to_csv", "to_markdown", "work",
+]  # fmt: skip

@@ -63,7 +63,7 @@ class Training:
 
     def check(self, spec: RunSpec, task: Any) -> None:
         from attemper.lab.evaluation.runs import check_suites
-        from attemper.lab.training import check_run
+        from attemper.lab.training.check import check_run
 
         check_suites(spec, task)
         check_run(spec, task)
@@ -82,13 +82,13 @@ class Training:
 
     def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
         from attemper.lab.evaluation.runs import examine
-        from attemper.lab.training import run
+        from attemper.lab.training.loop import run
 
         return run(
             spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every, examine=examine
         )
 
     def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:
-        from attemper.lab.training import step_costs
+        from attemper.lab.training.cost import step_costs
 
         return {recipe: dict(cost) for recipe, cost in step_costs(recipes, task, model, budget).items()}

@@ -9,25 +9,7 @@ from attemper.lab.tasks.source import LazySource, MemorySource, Source
 from attemper.lab.tasks.text import TextShape, TextSource
 
 __all__ = [
-    "Augmentation",
-    "Classification",
-    "DataError",
-    "ImageTask",
-    "InputShape",
-    "LazySource",
-    "MemorySource",
-    "Metrics",
-    "SequenceShape",
-    "Shape",
-    "Source",
-    "Task",
-    "TextShape",
-    "TextSource",
-    "data_root",
-    "list_augmentations",
-    "list_tasks",
-    "open_task",
-    "parse_augmentation",
-    "prepare",
-    "verify",
-]
+    "Augmentation", "Classification", "DataError", "ImageTask", "InputShape", "LazySource", "MemorySource", "Metrics",
+    "SequenceShape", "Shape", "Source", "Task", "TextShape", "TextSource", "data_root", "list_augmentations",
+    "list_tasks", "open_task", "parse_augmentation", "prepare", "verify",
+]  # fmt: skip

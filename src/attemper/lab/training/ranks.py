@@ -275,7 +275,7 @@ def current() -> Ranks:
     if ranks.alone and dist.is_initialized() and dist.get_world_size() > 1:
         raise RankError(
             "torch.distributed is initialised, but not by Attemper: every process would train a run of its own. "
-            "Put the call into 'with attemper.lab.training.joined():', and do not initialise torch.distributed before."
+            "Put the call into 'with attemper.lab.training.ranks.joined():', and leave torch.distributed to it."
         )
     return ranks
 

@@ -199,7 +199,7 @@ class RunSpec:
         if self.budget.teacher is not None and self.budget.teacher_hash is None:
             raise ParameterError(
                 f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
-                "attemper.lab.training.with_teacher_hash(spec, task) looks at them."
+                "attemper.lab.training.teacher.with_teacher_hash(spec, task) looks at them."
             )
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
         whole["budget"].pop("teacher_weights", None)

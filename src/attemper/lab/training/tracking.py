@@ -42,7 +42,7 @@ class Follower:
         self._end: dict[str, float] = {}
 
     def progress(self, event: Mapping[str, Any]) -> None:
-        """An event of the run, as `attemper.lab.training.run` reports it."""
+        """An event of the run, as `attemper.lab.training.loop.run` reports it."""
         if not self._names or "warning" in event:
             return
         step = (event["epoch"] - 1) * event["steps"] + event["step"]
