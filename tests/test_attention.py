@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attemper import attention, keep_mask
 from attemper.methods import DropAttention, DropKey
-from attemper.ops import draw_seed
+from attemper.ops.seeds import draw_seed
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = list(TOLERANCE)

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.ops import draw_seed, keep_mask
+from attemper.ops.seeds import draw_seed
+from attemper.ops.stream import keep_mask
 from attemper.sites import find_sites
 from contracts import (
     COMPOSED,

@@ -12,7 +12,7 @@ from attemper import attention, keep_mask
 from attemper.errors import ParameterError
 from attemper.methods import DropAttention, DropKey
 from attemper.methods.dropattention import dropattention, window_keep
-from attemper.ops import Stream
+from attemper.ops.stream import Stream
 
 SHAPE = (2, 3, 6, 20)
 SEED = 31

@@ -17,7 +17,7 @@ from attemper.errors import ParameterError
 from attemper.methods import DropKey, Place
 from attemper.methods.dropkey import dropkey
 from attemper.methods.structure import seed_rate
-from attemper.ops import Stream
+from attemper.ops.stream import Stream
 
 
 def kept(method, shape, seed=0):

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
 from attemper import keep_mask
-from attemper.ops import draw_seed
+from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import threshold
 
 CPU = torch.device("cpu")

@@ -3,6 +3,8 @@
 Vidhi Agrawal, Illia Oleksiienko, Alexandros Iosifidis. Read whole.
 """
 
+from typing import Any
+
 from attemper.lab.study.published.table import Row, Size, Table
 
 PAPER = "Explicit Dropout, arXiv:2604.20505"
@@ -136,6 +138,18 @@ def main_rows(column: str) -> tuple[Row, ...]:
     return (NOTHING, *rows)
 
 
+def sizes(
+    smoke: Size, task: str, model: str, epochs: tuple[int, int], lr: float, small: dict[str, Any], full: dict[str, Any]
+) -> dict[str, Size]:
+    """Small: 3 seeds, two strengths; full: 5 seeds, all learning rates and strengths. epochs: of both; then budgets."""
+    strengths = ("1e-3", "5e-4")
+    return {
+        "smoke": smoke,
+        "small": Size(task=task, model=model, seeds=3, epochs=epochs[0], lr=(lr,), strengths=strengths, budget=small),
+        "full": Size(task=task, model=model, seeds=5, epochs=epochs[1], lr=RATES, strengths=STRENGTHS, budget=full),
+    }
+
+
 def _main(column: str, number: int) -> Table:
     return Table(
         key=f"explicit-{column}",
@@ -143,21 +157,7 @@ def _main(column: str, number: int) -> Table:
         source=f"{PAPER}, table {number}",
         caveats=(*SETTING, *CHOICE),
         rows=main_rows(column),
-        sizes={
-            "smoke": SMOKE,
-            "small": Size(
-                task=column,
-                model="vit-cifar",
-                seeds=3,
-                epochs=40,
-                lr=(1e-3,),
-                strengths=("1e-3", "5e-4"),
-                budget={**LIKELY, "precision": "bfloat16"},
-            ),
-            "full": Size(
-                task=column, model="vit-cifar", seeds=5, epochs=200, lr=RATES, strengths=STRENGTHS, budget=LIKELY
-            ),
-        },
+        sizes=sizes(SMOKE, column, "vit-cifar", (40, 200), 1e-3, {**LIKELY, "precision": "bfloat16"}, LIKELY),
     )
 
 

@@ -1,8 +1,13 @@
 """Explicit dropout on GTZAN: ten genres of music, a thousand clips of 30 seconds."""
 
-from attemper.lab.study.published.explicit import CHOICE, PAPER, RATES, STRENGTHS, main_rows
+from attemper.lab.study.published.explicit import CHOICE, PAPER, main_rows, sizes
 from attemper.lab.study.published.table import Size, Table
 
+SMOKE = Size(
+    task="tones", model="encoder(width=32, heads=4)", seeds=2, epochs=3, lr=(3e-3,), strengths=("5e-4",),
+    budget={"batch_size": 16, "warmup_epochs": 0.5},
+)  # fmt: skip
+BUDGET = {"batch_size": 32, "warmup_epochs": 2}
 GTZAN = Table(
     key="explicit-gtzan",
     title="Explicit dropout on GTZAN",
@@ -22,35 +27,7 @@ GTZAN = Table(
         CHOICE[1],
     ),
     rows=main_rows("gtzan"),
-    sizes={
-        "smoke": Size(
-            task="tones",
-            model="encoder(width=32, heads=4)",
-            seeds=2,
-            epochs=3,
-            lr=(3e-3,),
-            strengths=("5e-4",),
-            budget={"batch_size": 16, "warmup_epochs": 0.5},
-        ),
-        "small": Size(
-            task="mel:gtzan-mel.npz",
-            model="encoder(width=128, heads=8)",
-            seeds=3,
-            epochs=40,
-            lr=(5e-4,),
-            strengths=("1e-3", "5e-4"),
-            budget={"batch_size": 32, "warmup_epochs": 2},
-        ),
-        "full": Size(
-            task="mel:gtzan-mel.npz",
-            model="encoder(width=128, heads=8)",
-            seeds=5,
-            epochs=100,
-            lr=RATES,
-            strengths=STRENGTHS,
-            budget={"batch_size": 32, "warmup_epochs": 2},
-        ),
-    },
+    sizes=sizes(SMOKE, "mel:gtzan-mel.npz", "encoder(width=128, heads=8)", (40, 100), 5e-4, BUDGET, BUDGET),
 )
 
 TABLES = (GTZAN,)

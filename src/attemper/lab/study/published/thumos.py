@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attemper.lab.study.published.explicit import CHOICE, PAPER, RATES, STRENGTHS, main_rows
+from attemper.lab.study.published.explicit import CHOICE, PAPER, main_rows, sizes
 from attemper.lab.study.published.table import Size, Table
 
 LIKELY: dict[str, Any] = {"batch_size": 64, "warmup_epochs": 1.0, "weight_decay": 1e-4}
@@ -46,21 +46,7 @@ def _table(key: str, features: str, column: str, task: str, about: str) -> Table
         source=f"{PAPER}, THUMOS14 with {features} features",
         caveats=(about, *SETTING, *CHOICE),
         rows=main_rows(column),
-        sizes={
-            "smoke": SMOKE,
-            "small": Size(
-                task=task,
-                model="encoder-thumos",
-                seeds=3,
-                epochs=5,
-                lr=(1e-4,),
-                strengths=("1e-3", "5e-4"),
-                budget={**LIKELY, "precision": "bfloat16"},
-            ),
-            "full": Size(
-                task=task, model="encoder-thumos", seeds=5, epochs=20, lr=RATES, strengths=STRENGTHS, budget=LIKELY
-            ),
-        },
+        sizes=sizes(SMOKE, task, "encoder-thumos", (5, 20), 1e-4, {**LIKELY, "precision": "bfloat16"}, LIKELY),
     )
 
 
