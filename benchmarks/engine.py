@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 
 from attemper.lab.bench.timing import interleaved, interval
-from attemper.lab.models import build_model
-from attemper.lab.tasks import Task, open_task
+from attemper.lab.models.registry import build_model
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.seed_streams import derive, drawing_from, generator
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest

@@ -21,10 +21,12 @@ from typing import Any
 import torch
 
 from attemper.lab.bench.machine import describe_machine
-from attemper.lab.study import Plan, Study, work
 from attemper.lab.study.estimate import estimate
+from attemper.lab.study.executor import work
+from attemper.lab.study.plan import Plan
 from attemper.lab.study.probing import probe
 from attemper.lab.study.processes import Processes, gpu_memory
+from attemper.lab.study.study import Study
 
 
 def truth(plan: Plan, data: Path | None, workers: int | None) -> tuple[float, dict[str, float]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.lab.bench.machine import describe_machine, versions
 from attemper.lab.bench.timing import interleaved, interval
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import InputShape
 from attemper.probes.recording import IMAGES, Recorder
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from attemper.lab.tasks import ImageTask, InputShape, MemorySource
+from attemper.lab.tasks.base import ImageTask, InputShape
+from attemper.lab.tasks.source import MemorySource
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner

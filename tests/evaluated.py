@@ -7,7 +7,7 @@ from typing import Any
 
 from attemper.lab.evaluation.metrics import Bin
 from attemper.lab.evaluation.runs import FinishedRun, load_run
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 

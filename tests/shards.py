@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attemper.lab.tasks import open_task
-from attemper.lab.tasks.streaming import StreamTask
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.streaming.order import Selection
+from attemper.lab.tasks.streaming.task import StreamTask
 
 __all__ = [
     "COLOURS",

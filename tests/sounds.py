@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from attemper.lab.tasks import open_task
 from attemper.lab.tasks.notifications import listening
+from attemper.lab.tasks.registry import open_task
 
 
 def tone(hertz: float, seconds: float = 1.0, rate: int = 16_000, channels: int = 1, seed: int = 0) -> np.ndarray:

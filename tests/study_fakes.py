@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import ParameterError
-from attemper.lab.study import Plan
+from attemper.lab.study.plan import Plan
 from attemper.lab.training.spec import Budget, RunSpec
 
 EPOCHS = 4

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.training.spec import Budget, RunSpec
 

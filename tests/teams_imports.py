@@ -11,7 +11,7 @@ import torch.distributed.fsdp
 import attemper.lab.evaluation.runs
 import attemper.lab.study
 import attemper.lab.training.loop
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 
 torch.set_num_threads(1)  # threads that tensors are computed with here would not be there in a process that is forked
 open_task("digits(train=200, test=50)")

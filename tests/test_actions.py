@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.tasks import DataError, Task, open_task
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import source as memory
-from attemper.lab.tasks.actions import ActionTask
 from attemper.lab.tasks.actions.arrays import FeatureFiles, InMemory
+from attemper.lab.tasks.actions.task import ActionTask
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video, Videos
 from attemper.lab.tasks.actions.windows import MemoryWindows, StreamedWindows
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 

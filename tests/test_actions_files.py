@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from attemper.errors import AttemperError, ParameterError
-from attemper.lab.tasks import DataError, open_task, verify
+from attemper.lab.errors import DataError
 from attemper.lab.tasks import source as memory
-from attemper.lab.tasks.actions import ActionTask
+from attemper.lab.tasks.actions.task import ActionTask
+from attemper.lab.tasks.registry import open_task, verify
 
 STEPS, WIDTH = 20, 6
 

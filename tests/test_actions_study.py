@@ -17,11 +17,15 @@ from attemper.errors import ParameterError
 from attemper.lab.cli import main
 from attemper.lab.cli.experiment import markdown
 from attemper.lab.experiments import _conditions, run_experiment
-from attemper.lab.models import build_model
-from attemper.lab.report import render
-from attemper.lab.study import Plan, Study, summarise, summary_table, to_markdown
+from attemper.lab.models.registry import build_model
+from attemper.lab.report.study import render
 from attemper.lab.study.engine import Training
-from attemper.lab.tasks import open_task
+from attemper.lab.study.export import to_markdown
+from attemper.lab.study.live import summary_table
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.spec import Budget, RunSpec
 from summaries import summary
 

@@ -12,10 +12,12 @@ import soundfile
 import torch
 
 from attemper.errors import ParameterError
-from attemper.lab.tasks import DataError, SequenceShape, open_task, prepare
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio import preparing
 from attemper.lab.tasks.audio.cache import FOLDER
+from attemper.lab.tasks.base import SequenceShape
 from attemper.lab.tasks.notifications import listening
+from attemper.lab.tasks.registry import open_task, prepare
 from attemper.lab.tasks.split import divide
 from sounds import SHORT, Heard, clips, esc50, genres, opened, parts, tone, write
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from attemper.lab.tasks import DataError, SequenceShape, open_task, verify
+from attemper.lab.errors import DataError
+from attemper.lab.tasks.base import SequenceShape
 from attemper.lab.tasks.notifications import DataWarning
+from attemper.lab.tasks.registry import open_task, verify
 from sounds import SHORT, esc50, genres, opened, parts, tone, write
 
 

@@ -15,13 +15,14 @@ from rich.console import Console
 import attemper
 from attemper.lab.cli import main
 from attemper.lab.cli.progress_bar import PreparationBar
-from attemper.lab.models import build_model
-from attemper.lab.report import render
-from attemper.lab.study import Study, summarise
+from attemper.lab.models.registry import build_model
+from attemper.lab.report.study import render
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.published import find_table
-from attemper.lab.tasks import open_task
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
 from attemper.lab.tasks.base import Detailed
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from sounds import genres

@@ -16,8 +16,12 @@ import attemper
 from attemper.lab.cli import main
 from attemper.lab.cli.commands import COMMANDS
 from attemper.lab.cli.compare import Compare, folder_of
-from attemper.lab.study import DEFAULT_PLAN, Plan, Study, load_plan, status_of
+from attemper.lab.study.comparison import DEFAULT_PLAN
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.planfile import load_plan
 from attemper.lab.study.published import SCALES, catalogue, find_table
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -91,7 +95,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(
     package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = ModuleNotFoundError(name=package)
-    monkeypatch.setattr("attemper.lab.tasks.verify", lambda *_: (_ for _ in ()).throw(missing))
+    monkeypatch.setattr("attemper.lab.tasks.registry.verify", lambda *_: (_ for _ in ()).throw(missing))
     assert main(["data", "verify", "digits"]) == 2
     assert f"this needs '{package}', which is not installed: pip install 'attemper[{extra}]'" in capsys.readouterr().err
 

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 import test_distributed
 from attemper.files import WEIGHTS
 from attemper.lab.cli import main
-from attemper.lab.models import build_model
-from attemper.lab.tasks import Source, Task, open_task
+from attemper.lab.models.registry import build_model
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.distillation import answer, distillation_loss
 from attemper.lab.training.learner import Learner

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.lab.tasks import open_task, parse_augmentation
+from attemper.lab.tasks.augment import parse_augmentation
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import GraphedStep, can_capture
 from attemper.lab.training.learner import Learner

@@ -15,11 +15,11 @@ from attemper.errors import ParameterError, UnreadableError
 from attemper.files import WEIGHTS, read_weights
 from attemper.lab.cli import main
 from attemper.lab.cli.estimate import EstimateCommand
-from attemper.lab.study import Plan
+from attemper.lab.study.plan import Plan
 from attemper.lab.study.probing import measure
 from attemper.lab.study.study import Study
-from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner

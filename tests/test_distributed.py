@@ -14,7 +14,9 @@ from torch import Tensor
 
 from attemper import list_methods, parse
 from attemper.errors import ParameterError
-from attemper.lab.tasks import Source, Task, open_task
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import Run, choose_device

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attemper.lab.cli import main
 from attemper.lab.evaluation.runs import load_run
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from teams import DIED, team

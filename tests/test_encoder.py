@@ -8,8 +8,8 @@ from torch import nn
 
 import attemper
 from attemper.errors import AttemperError, NoSiteError, ParameterError
-from attemper.lab.models import build_model
-from attemper.lab.tasks import InputShape, SequenceShape
+from attemper.lab.models.registry import build_model
+from attemper.lab.tasks.base import InputShape, SequenceShape
 
 SHAPE = SequenceShape(tokens=6, features=5, classes=3)
 SMALL = "encoder(width=16, heads=2)"

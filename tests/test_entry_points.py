@@ -12,13 +12,15 @@ import pytest
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab import entry_points
 from attemper.lab.cli import main
-from attemper.lab.models import build_model, list_models
-from attemper.lab.tasks import InputShape, list_tasks, open_task
+from attemper.lab.models.registry import build_model, list_models
+from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.registry import list_tasks, open_task
 
 CODE = """
 import torch
 from torch import nn
-from attemper.lab.tasks import ImageTask, InputShape, MemorySource
+from attemper.lab.tasks.base import ImageTask, InputShape
+from attemper.lab.tasks.source import MemorySource
 from attemper.lab.tasks.fingerprint import of_parts
 
 def stripes(name, text, root, *, size: int = 8, train: int | None = None, loud: bool = False):

@@ -17,10 +17,11 @@ from rich.console import Console
 from attemper.errors import ParameterError
 from attemper.lab.cli import main
 from attemper.lab.cli.estimate import EstimateCommand, read_numbers, show_estimate
-from attemper.lab.study import Plan, probing
+from attemper.lab.study import probing
 from attemper.lab.study.estimate import estimate, makespan, run_seconds
+from attemper.lab.study.plan import Plan
 from attemper.lab.study.probing import Measured, Probe, Sizes, measure
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import Run

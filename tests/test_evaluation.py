@@ -16,11 +16,16 @@ import attemper
 from attemper.errors import AttemperError, ParameterError, UnreadableError
 from attemper.files import WEIGHTS
 from attemper.lab.cli import main
-from attemper.lab.evaluation import CORRUPTIONS, Calibration, Normalise, Robustness, Stochastic, evaluate, parse_suites
+from attemper.lab.errors import DataError
+from attemper.lab.evaluation.corruptions import CORRUPTIONS
+from attemper.lab.evaluation.measure import Normalise, evaluate
 from attemper.lab.evaluation.runs import examine, load_run
-from attemper.lab.models import build_model
+from attemper.lab.evaluation.suites import Calibration, Robustness, Stochastic, parse_suites
+from attemper.lab.models.registry import build_model
 from attemper.lab.study.engine import Training
-from attemper.lab.tasks import DataError, ImageTask, LazySource, MemorySource, open_task
+from attemper.lab.tasks.base import ImageTask
+from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.source import LazySource, MemorySource
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.weights import read_run, save_weights

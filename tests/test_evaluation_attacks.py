@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.evaluation import Network, Normalise, at_rest, fgsm, pgd
+from attemper.lab.evaluation.attacks import at_rest, fgsm, pgd
+from attemper.lab.evaluation.measure import Network, Normalise
 from attemper.lab.evaluation.runs import FinishedRun
 from evaluated import trained_digits
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from attemper.errors import ParameterError
-from attemper.lab.evaluation import CORRUPTIONS, SEVERITIES, corrupt, occlude_centre, occlude_random
-from attemper.lab.evaluation.corruptions import plasma
-from attemper.lab.evaluation.occlusion import covered
-from attemper.lab.tasks import open_task
+from attemper.lab.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt, plasma
+from attemper.lab.evaluation.occlusion import covered, occlude_centre, occlude_random
+from attemper.lab.tasks.registry import open_task
 
 
 def digits() -> torch.Tensor:

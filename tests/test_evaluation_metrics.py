@@ -11,8 +11,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, top_k_ac
 from torchmetrics.classification import MulticlassCalibrationError
 
 from attemper.errors import ParameterError
-from attemper.lab.evaluation import Tally, read_logits, read_probabilities
-from attemper.lab.evaluation.metrics import calibration_error
+from attemper.lab.evaluation.metrics import Tally, calibration_error, read_logits, read_probabilities
 
 
 def predictions(classes: int = 10, count: int = 997) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from attemper.lab.evaluation.key_figures import over_seeds
-from attemper.lab.report import render
 from attemper.lab.report.reliability import reliability
+from attemper.lab.report.study import render
 from browser import browsing, chromium
 from evaluated import made_up
 from summaries import summary

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from attemper.lab.cli.compare import Compare, folder_of
+from attemper.lab.errors import PlanError
 from attemper.lab.evaluation.key_figures import headline, over_seeds
-from attemper.lab.report import render
-from attemper.lab.study import DEFAULT_PLAN, Plan, PlanError, Study, summarise, to_csv, to_markdown
+from attemper.lab.report.study import render
+from attemper.lab.study.comparison import DEFAULT_PLAN
 from attemper.lab.study.evaluations import evaluation_table
+from attemper.lab.study.export import to_csv, to_markdown
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
 from evaluated import ALL, made_up
 from study_fakes import FakeEngine, make_plan, make_result
 

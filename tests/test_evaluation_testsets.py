@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attemper.lab.evaluation import evaluate_test_set, open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
-from attemper.lab.tasks import DataError
+from attemper.lab.errors import DataError
+from attemper.lab.evaluation.testsets import evaluate_test_set, open_imagenet_subset, open_imagenet_v2, open_real
+from attemper.lab.evaluation.wordnet import wordnet_ids
 
 IDS = [f"n{10_000_000 + 7 * at}" for at in range(12)]
 

@@ -10,11 +10,15 @@ import pytest
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli import main
 from attemper.lab.cli.executor_options import Where
-from attemper.lab.study import FolderError, Study, StudyError, compare, locks, processes, work
+from attemper.lab.errors import FolderError, StudyError
+from attemper.lab.study import locks, processes
 from attemper.lab.study.claims import Claims
+from attemper.lab.study.comparison import compare
+from attemper.lab.study.executor import work
 from attemper.lab.study.processes import Processes, runs_per_gpu
 from attemper.lab.study.ray_executor import RayCluster
 from attemper.lab.study.resources import Resources
+from attemper.lab.study.study import Study
 from study_fakes import FakeEngine, break_down, make_plan, make_result
 from test_study import Recorder
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks import open_task
 from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint

@@ -7,10 +7,10 @@ import torch
 
 import attemper
 from attemper.errors import ParameterError
-from attemper.lab.models import build_model, list_models
 from attemper.lab.models.convmixer import ConvMixer
+from attemper.lab.models.registry import build_model, list_models
 from attemper.lab.models.vit import patch_for
-from attemper.lab.tasks import InputShape
+from attemper.lab.tasks.base import InputShape
 from attemper.tempering.outputs import logits_of
 
 DIGITS = InputShape(channels=1, height=8, width=8, classes=10)

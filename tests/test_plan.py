@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 import attemper
 from attemper.errors import AttemperError, RecipeError
-from attemper.lab.study import DEFAULT_PLAN, Plan, PlanError, dump_plan, load_plan
+from attemper.lab.errors import PlanError
+from attemper.lab.study.comparison import DEFAULT_PLAN
 from attemper.lab.study.grids import expand
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.planfile import dump_plan, load_plan
 
 PLAN = """\
 task: digits

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from attemper.errors import ParameterError
-from attemper.lab.study import load_plan
-from attemper.lab.tasks import open_task
+from attemper.lab.study.planfile import load_plan
 from attemper.lab.tasks.augment import parse_augmentation
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
 from attemper.lab.training.teacher import open_teacher

@@ -16,7 +16,7 @@ from attemper.errors import NoSiteError, ParameterError, UnreadableError
 from attemper.files import Weights, read_weights
 from attemper.lab.cli import main
 from attemper.lab.errors import DataError
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.report.diagnosis import make_page
 from attemper.lab.report.heat import colours

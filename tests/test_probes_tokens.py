@@ -12,7 +12,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import NoSiteError, ParameterError
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import InputShape
 from attemper.probes import (
     PLACES,

@@ -16,11 +16,13 @@ import attemper.lab.experiments as experiments
 from attemper.errors import NoSiteError, ParameterError
 from attemper.lab.cli import main
 from attemper.lab.report import probe_curves as section
-from attemper.lab.report import render
 from attemper.lab.report.entries import entries
-from attemper.lab.study import Plan, Study, summarise
+from attemper.lab.report.study import render
 from attemper.lab.study.engine import Training
-from attemper.lab.tasks import open_task
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.probes.recording import Recorder
@@ -166,7 +168,7 @@ def test_probe_every_is_refused_below_one(capsys, tmp_path):
 @pytest.mark.parametrize("name", list(experiments.EXPERIMENTS))
 def test_every_arm_of_every_experiment_can_be_built_and_tempered(name):
     import attemper
-    from attemper.lab.models import build_model
+    from attemper.lab.models.registry import build_model
     from attemper.lab.tasks.base import InputShape
 
     for arm in experiments.EXPERIMENTS[name].arms:
@@ -193,7 +195,7 @@ def test_an_experiment_trains_its_arms_and_writes_what_it_found(name, measure, t
 
 def test_graying_is_seen_in_what_goes_into_the_first_block():
     import attemper
-    from attemper.lab.models import build_model
+    from attemper.lab.models.registry import build_model
     from attemper.lab.tasks.base import InputShape
 
     torch.manual_seed(0)

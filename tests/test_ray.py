@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 
 from attemper.errors import ParameterError
-from attemper.lab.study import StoppedError, Study, StudyError, ray_executor, status_of, work
+from attemper.lab.errors import StoppedError, StudyError
+from attemper.lab.study import ray_executor
+from attemper.lab.study.executor import work
 from attemper.lab.study.locks import beacon
 from attemper.lab.study.ray_executor import RayCluster, RayPool, check_room
 from attemper.lab.study.resources import Resources
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
 from attemper.lab.study.workers import MOST_DEATHS
 from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
 from test_study import Recorder, results_without_timings, tree, worked

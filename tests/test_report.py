@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from attemper.lab.report import Section, charts, page, render
+from attemper.lab.report import charts
 from attemper.lab.report.charts import Axis, Bar, Curve, Point, Row
+from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import make_scale, number, shorten
+from attemper.lab.report.study import render
 from colours import palette
 from summaries import EVIL, STUDIES, diverged, poisoned, published_beside, summary, unfinished, without_cost
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attemper.lab.report import render
+from attemper.lab.report.study import render
 from browser import Browser, browsing, chromium
 from colours import palette
 from summaries import STUDIES, poisoned, published_beside, summary

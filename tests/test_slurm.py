@@ -15,8 +15,10 @@ import pytest
 
 from attemper.errors import ParameterError
 from attemper.lab.cli import main
-from attemper.lab.study import Study, load_plan, status_of
+from attemper.lab.study.planfile import load_plan
 from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
 from teams import start_server
 
 PLAN = """

@@ -22,9 +22,10 @@ from torch import Tensor
 from attemper.lab.cli import main
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augmentation, parse_augmentation
-from attemper.lab.tasks.streaming import StreamTask, tars
 from attemper.lab.tasks.streaming import source as stream_source
+from attemper.lab.tasks.streaming import tars
 from attemper.lab.tasks.streaming.pixels import Preparation
+from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint

@@ -15,8 +15,7 @@ import torch
 
 from attemper.lab.cli import main
 from attemper.lab.errors import DataError
-from attemper.lab.tasks import open_task
-from attemper.lab.tasks.registry import verify
+from attemper.lab.tasks.registry import open_task, verify
 from attemper.lab.tasks.streaming import rowgroups, tars
 from attemper.lab.tasks.streaming import scan_files as looking
 from attemper.lab.tasks.streaming.source import ReadAhead

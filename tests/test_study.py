@@ -15,7 +15,11 @@ import pytest
 
 from attemper import files
 from attemper.errors import AttemperError
-from attemper.lab.study import FolderError, PlanError, StoppedError, Study, StudyError, status_of, summarise, work
+from attemper.lab.errors import FolderError, PlanError, StoppedError, StudyError
+from attemper.lab.study.executor import work
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
 from study_fakes import FakeEngine, break_down, die, die_once, fill_the_disk, make_plan, make_result
 from test_claims import silence
 

@@ -15,9 +15,12 @@ import psutil
 import pytest
 import torch
 
-from attemper.lab.study import PlanError, Study, compare, summarise
+from attemper.lab.errors import PlanError
+from attemper.lab.study.comparison import compare
 from attemper.lab.study.costs import measure_costs, read_costs
 from attemper.lab.study.plan import Plan
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
 from test_study import results_without_timings
 
 PLAN: dict[str, Any] = {
@@ -29,7 +32,7 @@ PLAN: dict[str, Any] = {
 }
 SCRIPT = """
 import sys
-from attemper.lab.study import compare
+from attemper.lab.study.comparison import compare
 
 if __name__ == "__main__":
     compare({plan!r}, {folder!r}, workers=1, costs=False)

@@ -13,21 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attemper.lab.study import (
-    Plan,
-    Study,
-    compare,
-    make_view,
-    status_of,
-    status_table,
-    summarise,
-    summary_table,
-    to_csv,
-    to_markdown,
-)
+from attemper.lab.study.comparison import compare
 from attemper.lab.study.costs import measure_costs, read_costs
-from attemper.lab.study.live import LiveView, PlainView
+from attemper.lab.study.export import to_csv, to_markdown
+from attemper.lab.study.live import LiveView, PlainView, make_view, status_table, summary_table
+from attemper.lab.study.plan import Plan
 from attemper.lab.study.selection import choose
+from attemper.lab.study.status import status_of
+from attemper.lab.study.study import Study
+from attemper.lab.study.summary import summarise
 from attemper.lab.training.spec import RunSpec
 from study_fakes import FakeEngine, make_plan, make_result
 

@@ -13,7 +13,10 @@ from PIL import Image
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.lab.tasks import DataError, LazySource, MemorySource, open_task, prepare, source, verify
+from attemper.lab.errors import DataError
+from attemper.lab.tasks import source
+from attemper.lab.tasks.registry import open_task, prepare, verify
+from attemper.lab.tasks.source import LazySource, MemorySource
 from attemper.lab.tasks.split import divide
 
 

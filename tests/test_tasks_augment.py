@@ -14,8 +14,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as torchvision_functions
 
 from attemper.errors import ParameterError
-from attemper.lab.tasks import list_augmentations, parse_augmentation
-from attemper.lab.tasks.augment import seed_of_batch
+from attemper.lab.tasks.augment import list_augmentations, parse_augmentation, seed_of_batch
 from attemper.lab.tasks.crops import INTERPOLATIONS, random_boxes, resize_boxes
 from attemper.lab.tasks.operations import apply_operations, draw_operations
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from attemper.lab.tasks import DataError, open_task, verify
+from attemper.lab.errors import DataError
 from attemper.lab.tasks.cifar import CIFAR, Arrays, Layout
+from attemper.lab.tasks.registry import open_task, verify
 
 
 def write(root: Path, name: str, layout: Layout, images: int = 40) -> Layout:

@@ -13,9 +13,10 @@ import pytest
 
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli import main
-from attemper.lab.study import Study
 from attemper.lab.study.settings import Settings, read_settings
-from attemper.lab.tracking import check_trackers, list_trackers, make_tracker, registry
+from attemper.lab.study.study import Study
+from attemper.lab.tracking import registry
+from attemper.lab.tracking.registry import check_trackers, list_trackers, make_tracker
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.tracking import follow

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from attemper.errors import AttemperError, ConflictError, NoSiteError, ParameterError
-from attemper.lab.tasks import DataError, Source, Task, open_task
+from attemper.lab.errors import DataError
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.source import Source
 from attemper.lab.training import loop
 from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training import cost
 from attemper.lab.training.cost import Stepper, step_costs, summarise
 from attemper.lab.training.spec import Budget

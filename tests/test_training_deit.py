@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attemper.errors import ParameterError
-from attemper.lab.study import Plan, PlanError
-from attemper.lab.tasks import Task, open_task
+from attemper.lab.errors import PlanError
+from attemper.lab.study.plan import Plan
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner, parameter_groups
 from attemper.lab.training.loop import run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.cost import step_costs
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import GraphedStep, can_capture

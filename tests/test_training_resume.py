@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from attemper.lab.errors import StorageError
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training import loop
 from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from attemper.lab.training.loop import run
@@ -116,7 +116,7 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from attemper.lab.tasks import open_task
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.spec import RunSpec
 from attemper.lab.training import loop
 from attemper.lab.training.loop import run

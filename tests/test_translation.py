@@ -12,8 +12,11 @@ import torch
 
 from attemper.errors import ParameterError
 from attemper.lab.cli import main
-from attemper.lab.models import build_model
-from attemper.lab.tasks import DataError, Task, TextSource, open_task, verify
+from attemper.lab.errors import DataError
+from attemper.lab.models.registry import build_model
+from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.registry import open_task, verify
+from attemper.lab.tasks.text import TextSource
 from attemper.lab.tasks.translation import TranslationTask, bleu
 from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary, join, split
 from attemper.tempering.outputs import IGNORED

@@ -11,8 +11,8 @@ from torch import Tensor
 import attemper
 import attemper.tempering.interception
 from attemper.errors import AttemperError, ParameterError
-from attemper.lab.models import build_model
-from attemper.lab.tasks import open_task
+from attemper.lab.models.registry import build_model
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.vocabulary import MARKS, PADDING
 from attemper.ops.call import Call
 from attemper.tempering.outputs import IGNORED

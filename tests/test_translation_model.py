@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from attemper.errors import ParameterError
-from attemper.lab.models import build_model
-from attemper.lab.tasks import TextShape, open_task
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.numerals import english, german
+from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.text import TextShape
 from attemper.lab.tasks.vocabulary import BEGIN, END, PADDING
 from attemper.lab.training.check import check_run
 from attemper.lab.training.loop import run

@@ -16,7 +16,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import ParameterError, suggestion
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.training.check import check_run

@@ -29,8 +29,9 @@ from attemper.lab.cli.printing import command_line, console, print_json, show_su
 from attemper.lab.errors import FolderError
 
 if TYPE_CHECKING:
-    from attemper.lab.study import Plan, Summary
+    from attemper.lab.study.plan import Plan
     from attemper.lab.study.settings import Settings
+    from attemper.lab.study.summary import Summary
 
 File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN]", help_behavior_hint="")]
 
@@ -88,7 +89,8 @@ class Compare:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study import DEFAULT_PLAN, load_plan
+        from attemper.lab.study.comparison import DEFAULT_PLAN
+        from attemper.lab.study.planfile import load_plan
         from attemper.lab.study.settings import Settings
 
         settings = Settings(self.probe_every, self.track)
@@ -151,7 +153,8 @@ def carry_out(
     settings: how runs are watched; none: as the folder remembers it.
     parallel: under a launcher, how its processes share a run.
     """
-    from attemper.lab.study import compare, make_view
+    from attemper.lab.study.comparison import compare
+    from attemper.lab.study.live import make_view
     from attemper.lab.training.ranks import joined
 
     with joined(parallel) as ranks:
@@ -179,7 +182,7 @@ def carry_out(
 def write_report(summary: Summary, path: Path) -> Path:
     """The page of a summary, whole or not at all."""
     from attemper.files import atomic_write
-    from attemper.lab.report import render
+    from attemper.lab.report.study import render
 
     try:
         atomic_write(path, render(summary))

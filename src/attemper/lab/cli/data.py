@@ -29,7 +29,7 @@ class Prepare:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.tasks import prepare
+        from attemper.lab.tasks.registry import prepare
 
         say(console(), *prepare(self.task, self.data))
         return 0
@@ -49,7 +49,7 @@ class Verify:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.tasks import verify
+        from attemper.lab.tasks.registry import verify
 
         say(console(), *verify(self.task, self.data))
         return 0

@@ -108,7 +108,7 @@ class Diagnose:
     def _model(self, size: int, checkpoint: Path | None) -> nn.Module:
         import attemper
         from attemper.files import read_weights
-        from attemper.lab.models import build_model
+        from attemper.lab.models.registry import build_model
         from attemper.lab.models.weights import classes_in, load_weights
         from attemper.lab.tasks.base import InputShape
 

@@ -15,8 +15,8 @@ from attemper.lab.cli.printing import console, print_json, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attemper.lab.study import Plan
     from attemper.lab.study.estimate import Estimate
+    from attemper.lab.study.plan import Plan
 
 GIB = 1024**3
 
@@ -84,7 +84,8 @@ class EstimateCommand:
         return 0
 
     def _plan(self) -> Plan:
-        from attemper.lab.study import DEFAULT_PLAN, load_plan
+        from attemper.lab.study.comparison import DEFAULT_PLAN
+        from attemper.lab.study.planfile import load_plan
         from attemper.lab.training.teacher import with_untrained_teacher
 
         given: dict[str, Any] = load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN)
@@ -110,7 +111,7 @@ class EstimateCommand:
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""
         from attemper.lab.evaluation.runs import check_suites
-        from attemper.lab.tasks import open_task
+        from attemper.lab.tasks.registry import open_task
         from attemper.lab.training.check import check_run
 
         task = open_task(plan.task, self.data)

@@ -60,7 +60,7 @@ class Evaluate:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from attemper.files import atomic_write
-        from attemper.lab.evaluation import evaluate
+        from attemper.lab.evaluation.measure import evaluate
         from attemper.lab.evaluation.runs import load_run
         from attemper.lab.folders import folder_errors
         from attemper.lab.training.loop import choose_device
@@ -95,7 +95,8 @@ class Evaluate:
 
     def _test_sets(self, finished: FinishedRun) -> list[Any]:
         """The other test sets that were named, opened before any of them is evaluated."""
-        from attemper.lab.evaluation import open_imagenet_subset, open_imagenet_v2, open_real, wordnet_ids
+        from attemper.lab.evaluation.testsets import open_imagenet_subset, open_imagenet_v2, open_real
+        from attemper.lab.evaluation.wordnet import wordnet_ids
 
         shape = finished.images
         size, classes = shape.height, shape.classes
@@ -118,7 +119,7 @@ class Evaluate:
         return found
 
     def _evaluated(self, finished: FinishedRun, others: Sequence[Any]) -> list[dict[str, Any]]:
-        from attemper.lab.evaluation import evaluate_test_set
+        from attemper.lab.evaluation.testsets import evaluate_test_set
 
         return [evaluate_test_set(finished.model, other, normalise=finished.normalise) for other in others]
 
@@ -136,9 +137,9 @@ ONE = "The weights of the epoch that was best on validation, in eval mode, on th
 
 
 def _page(found: dict[str, Any]) -> str:
-    from attemper.lab.report import page
     from attemper.lab.report.entries import entries
     from attemper.lab.report.evaluation import calibration, robustness
+    from attemper.lab.report.page import page
 
     spec = found["spec"]
     ranked = entries(_summary(found))

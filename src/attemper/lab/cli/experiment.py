@@ -49,7 +49,7 @@ class Experiment:
 
     def run(self, words: Sequence[str] = ()) -> int:
         from attemper.lab.experiments import EXPERIMENTS, find_experiment, run_experiment
-        from attemper.lab.tasks import open_task
+        from attemper.lab.tasks.registry import open_task
         from attemper.lab.training.spec import Budget
 
         where = console(json=self.json)

@@ -43,8 +43,8 @@ def command_line(words: Sequence[str]) -> str:
 
 def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -> None:
     """The final table of a study, its verdict, and where the page is."""
-    from attemper.lab.study import summary_table
     from attemper.lab.study.evaluations import evaluation_table
+    from attemper.lab.study.live import summary_table
 
     where.print()
     where.print(summary_table(summary))

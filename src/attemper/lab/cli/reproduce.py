@@ -37,7 +37,8 @@ class Reproduce:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study import Plan, dump_plan
+        from attemper.lab.study.plan import Plan
+        from attemper.lab.study.planfile import dump_plan
         from attemper.lab.study.published import find_table
 
         if self.name is None:

@@ -19,8 +19,8 @@ from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
 from attemper.lab.cli.printing import console, print_json, say
 
 if TYPE_CHECKING:
-    from attemper.lab.study import Study
     from attemper.lab.study.live import View
+    from attemper.lab.study.study import Study
 
 WATCH = 1.0
 """Seconds between two looks at a study that others work on."""
@@ -45,7 +45,9 @@ class Status:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study import Study, make_view, status_of, status_table
+        from attemper.lab.study.live import make_view, status_table
+        from attemper.lab.study.status import status_of
+        from attemper.lab.study.study import Study
 
         study = Study(self.folder, root=self.data)
         if self.watch:
@@ -60,7 +62,7 @@ class Status:
 
 def watch(study: Study, view: View) -> None:
     """Show how a study goes on until nothing is missing, or Ctrl-C. It only looks."""
-    from attemper.lab.study import status_of
+    from attemper.lab.study.status import status_of
 
     try:
         while study.missing():
@@ -91,7 +93,7 @@ class Resume:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study import Study
+        from attemper.lab.study.study import Study
 
         plan = Study(self.folder, root=self.data).plan
         return carry_out(
@@ -124,7 +126,9 @@ class Export:
 
     def run(self, words: Sequence[str] = ()) -> int:
         from attemper.lab.folders import folder_errors
-        from attemper.lab.study import Study, summarise, to_csv, to_markdown
+        from attemper.lab.study.export import to_csv, to_markdown
+        from attemper.lab.study.study import Study
+        from attemper.lab.study.summary import summarise
 
         summary = summarise(Study(self.folder, root=self.data))
         if self.format == "json":
@@ -155,7 +159,8 @@ class Report:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study import Study, summarise
+        from attemper.lab.study.study import Study
+        from attemper.lab.study.summary import summarise
 
         study = Study(self.folder, root=self.data)
         if self.out is not None:

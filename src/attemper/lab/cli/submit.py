@@ -63,9 +63,10 @@ class Submit:
 
     def run(self, words: Sequence[str] = ()) -> int:
         from attemper.lab.folders import folder_errors
-        from attemper.lab.study import Study, load_plan
         from attemper.lab.study.locks import check_locks
+        from attemper.lab.study.planfile import load_plan
         from attemper.lab.study.slurm import Job, slurm_script
+        from attemper.lab.study.study import Study
 
         if not self.slurm:
             raise ParameterError("For which scheduler? There is one so far: --slurm.")
@@ -130,11 +131,13 @@ class Work:
     def run(self, words: Sequence[str] = ()) -> int:
         import torch
 
-        from attemper.lab.study import Study, status_of, summarise
         from attemper.lab.study.comparison import write_summary
         from attemper.lab.study.locks import check_locks
         from attemper.lab.study.processes import cores
         from attemper.lab.study.slurm import LEFT_WORK
+        from attemper.lab.study.status import status_of
+        from attemper.lab.study.study import Study
+        from attemper.lab.study.summary import summarise
 
         where = console()
         study = Study(self.folder, root=self.data)

@@ -70,8 +70,8 @@ class Train:
         from attemper.lab.evaluation.runs import check_suites, examine
         from attemper.lab.evaluation.suites import parse_suites
         from attemper.lab.folders import folder_errors
-        from attemper.lab.tasks import open_task
-        from attemper.lab.tracking import check_trackers
+        from attemper.lab.tasks.registry import open_task
+        from attemper.lab.tracking.registry import check_trackers
         from attemper.lab.training.check import check_run
         from attemper.lab.training.loop import run
         from attemper.lab.training.teacher import with_teacher_hash

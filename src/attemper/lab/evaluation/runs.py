@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.errors import ParameterError
+from attemper.lab.errors import DataError
 from attemper.lab.evaluation.measure import evaluate, gap
 from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
-from attemper.lab.tasks import DataError, open_task
 from attemper.lab.tasks.base import InputShape, Task
 from attemper.lab.tasks.classification import Metrics
+from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner

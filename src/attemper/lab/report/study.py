@@ -16,7 +16,7 @@ from attemper.lab.training.spec import Budget
 
 
 def render(summary: Mapping[str, Any]) -> str:
-    """One self-contained HTML page about a study, from what `attemper.lab.study.summarise` says about it.
+    """One self-contained HTML page about a study, from what `attemper.lab.study.summary.summarise` says about it.
 
     It needs no network, holds its own style and script, and is the same text for the same summary. Runs that are
     missing or have diverged, single seeds and unknown costs are shown as what they are.

@@ -62,7 +62,7 @@ def compare(
     workers: how many processes; none: one per core, or as many as fit on each GPU.
     executor: who does the runs in their place, such as `attemper.lab.study.ray_executor.RayCluster()`.
     root: where this machine keeps its data.
-    view: shows how it goes on, such as `attemper.lab.study.make_view()`.
+    view: shows how it goes on, such as `attemper.lab.study.live.make_view()`.
     costs: measure the time of a training step, which takes some seconds per recipe.
     change_plan: take a folder that holds another plan's study.
     command: how this was started, for the report.

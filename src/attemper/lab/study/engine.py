@@ -52,7 +52,7 @@ class Training:
     """Steps between two looks at attention during every run; they do not change its result."""
 
     def open_task(self, text: str, root: Path | None) -> Task:
-        from attemper.lab.tasks import open_task
+        from attemper.lab.tasks.registry import open_task
 
         return open_task(text, root)
 
@@ -74,7 +74,7 @@ class Training:
         """Refuse to probe a network that has none, before anything is trained."""
         import torch
 
-        from attemper.lab.models import build_model
+        from attemper.lab.models.registry import build_model
         from attemper.probes.diagnosis import find_attention
 
         with torch.random.fork_rng():

@@ -178,7 +178,7 @@ def _measure_plan(
 ) -> Probe:
     import psutil  # type: ignore[import-untyped]
 
-    from attemper.lab.tasks import open_task
+    from attemper.lab.tasks.registry import open_task
     from attemper.lab.training.data import RunData
     from attemper.lab.training.loop import versions
 

@@ -232,7 +232,7 @@ def check_room(per_run: Resources, nodes: list[dict[str, Any]]) -> None:
 
 def _everywhere(root: Path | None) -> Path:
     """The data root as every node finds it: tasks run in folders of their own."""
-    from attemper.lab.tasks import data_root
+    from attemper.lab.tasks.registry import data_root
 
     return data_root(root).absolute()
 

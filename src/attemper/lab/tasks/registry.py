@@ -9,15 +9,19 @@ from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, parse_call, render_call
 from attemper.lab.entry_points import added, find_added
 from attemper.lab.errors import DataError
-from attemper.lab.tasks import audio, cifar
-from attemper.lab.tasks.actions import open_actions, open_planted
+from attemper.lab.tasks import cifar
+from attemper.lab.tasks.actions.opening import open_actions
+from attemper.lab.tasks.actions.planted import open_planted
+from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
+from attemper.lab.tasks.audio.tones import open_tones
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
 from attemper.lab.tasks.noise import open_noise
 from attemper.lab.tasks.notifications import collecting
 from attemper.lab.tasks.numerals import open_numerals
-from attemper.lab.tasks.streaming import open_hf, open_wds
+from attemper.lab.tasks.streaming.hf import open_hf
+from attemper.lab.tasks.streaming.wds import open_wds
 from attemper.lab.tasks.timm_data import open_timm
 from attemper.lab.tasks.translation import open_translation
 
@@ -44,7 +48,7 @@ TASKS = {
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
 
-AUDIO: dict[str, Callable[..., Task]] = {"audio": audio.open_audio, "esc50": audio.open_esc50, "mel": audio.open_mel}
+AUDIO: dict[str, Callable[..., Task]] = {"audio": open_audio, "esc50": open_esc50, "mel": open_mel}
 STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
 
@@ -90,7 +94,7 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
     if kind == "folder" and rest:
         return functools.partial(open_folder, label, rest, root)
     if name == "tones":
-        return functools.partial(audio.open_tones, label)
+        return functools.partial(open_tones, label)
     if kind in AUDIO and rest:
         return functools.partial(AUDIO[kind], label, rest, root)
     if name == "planted":

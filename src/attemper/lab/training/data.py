@@ -10,7 +10,7 @@ from attemper.lab.tasks.augment import Augmentation, seed_of_batch
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.seed_streams import derive, generator
 from attemper.lab.tasks.source import Source
-from attemper.lab.tasks.streaming import StreamSource
+from attemper.lab.tasks.streaming.source import StreamSource
 from attemper.lab.training.ranks import ALONE, Ranks
 from attemper.lab.training.spec import RunSpec
 

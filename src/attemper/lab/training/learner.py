@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.lab.models import build_model
+from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.seed_streams import derive, drawing_from
 from attemper.lab.training.distillation import answer, distillation_loss, prepare_student

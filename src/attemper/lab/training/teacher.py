@@ -11,8 +11,8 @@ import attemper
 from attemper.errors import ParameterError, UnreadableError
 from attemper.files import Weights, read_weights
 from attemper.lab.call_syntax import parse_call, render_call
-from attemper.lab.models import build_model
 from attemper.lab.models.libraries import from_timm
+from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.base import InputShape, Shape, Task
 from attemper.lab.tasks.seed_streams import drawing_from

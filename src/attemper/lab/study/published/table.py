@@ -72,7 +72,7 @@ class Table:
     """By the names of `SCALES`."""
 
     def plan(self, scale: str = "small") -> dict[str, Any]:
-        """The table as a plan, in the form that `attemper.lab.study.Plan.from_dict` reads.
+        """The table as a plan, in the form that `attemper.lab.study.plan.Plan.from_dict` reads.
 
         scale: one of `SCALES`. The smoke plan is run on another task, so it has no published figures beside it.
         """
