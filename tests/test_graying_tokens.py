@@ -99,6 +99,9 @@ def test_padding_that_no_argument_tells_of_is_an_error_and_not_a_leak():
     model[0].hidden = torch.arange(5) >= torch.tensor([[3], [5]])
     with pytest.raises(ConflictError, match="graying acts before it, where that padding is not known"):
         model(x)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"padding is not known|ConflictError"):
+        torch.compile(model, backend="eager")(x)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import attemper
+from attemper.errors import UnsupportedError
 
 PENALTIES = "explicit(q=1, k=1, v=1) + arora(q=1, v=1)"
 
@@ -107,3 +108,12 @@ def test_the_fused_call_computes_the_same_bits_with_the_models_own_dropout_too(d
     assert torch.equal(given[0], expected[0])
     assert torch.equal(given[2], expected[2])
     assert tempered.penalty() > 0
+
+
+def test_an_implementation_that_is_asked_for_is_obeyed_or_refused_where_penalties_only_observe():
+    module, x = nn.MultiheadAttention(24, 2, batch_first=True), torch.randn(2, 5, 24)
+    attemper.apply(module, PENALTIES, impl="triton")
+    with pytest.raises(UnsupportedError, match="impl='triton' gives no attention weights"):
+        module(x, x, x)
+    with pytest.raises(UnsupportedError, match="impl='triton' cannot serve this call"):
+        module(x, x, x, need_weights=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside
@@ -42,19 +43,20 @@ def _gains_early(call: Call) -> bool:
     return not (call.is_causal or any(method.largest_drop(call.k.shape[2]) is not None for method in call.methods))
 
 
-def _is_half(call: Call) -> bool:
-    half = torch.is_autocast_enabled(call.q.device.type) or call.q.dtype in (torch.bfloat16, torch.float16)
-    return call.q.device.type == "cuda" and half
+def is_half(x: Tensor) -> bool:
+    """Whether products with a tensor are made in half precision on a GPU."""
+    half = torch.is_autocast_enabled(x.device.type) or x.dtype in (torch.bfloat16, torch.float16)
+    return x.device.type == "cuda" and half
 
 
 def is_short(call: Call) -> bool:
     """Whether our kernel beats torch's on a call without methods: short rows in half precision on a GPU."""
     tokens, width = max(call.shape[2:]), max(call.q.shape[-1], call.v.shape[-1])
-    return _is_half(call) and tokens <= SHORT and width <= NARROW
+    return is_half(call.q) and tokens <= SHORT and width <= NARROW
 
 
 def _is_long(call: Call, tokens: int) -> bool:
-    return _is_half(call) and min(call.shape[2:]) >= tokens
+    return is_half(call.q) and min(call.shape[2:]) >= tokens
 
 
 TABLE = (

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.kinds import AttentionRecord, Penalty
 from attemper.ops.call import Call, make_call
+from attemper.ops.choice import is_half
 from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.reference import attention_weights, perturbed_softmax
@@ -48,7 +49,7 @@ class AttentionInterceptor(TorchFunctionMode):
         self.packed: Tensor | None = None
         """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
         self.packed_bias: Tensor | None = None
-        self.only_observes = len(self.methods) == 0 and len(self.maps) == 0
+        self.only_observes = len(self.methods) == 0 and len(self.maps) == 0 and action.impl == "auto"
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
         self.blurred = False
         self.waiting = False
@@ -115,12 +116,16 @@ class AttentionInterceptor(TorchFunctionMode):
         """The multi-head call, whose attention cannot be caught inside of it."""
         action = self.action
         self.map_multihead_weights(call)
-        projected = project(call, as_torch=self.only_observes)
+        dropout_p = call.dropout_p if call.training else 0.0
+        # In half precision on a GPU our kernel may be faster than torch's; elsewhere the bits stay as they are.
+        faster = is_half(call.query) and not (call.need_weights or dropout_p)
+        as_torch = self.only_observes and not faster
+        projected = project(call, as_torch)
         q, k, v, mask = split_heads(call, *projected)
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
-        methods = self.with_own_dropout(call.dropout_p if call.training else 0.0)
-        if self.only_observes:
-            return self.observed_multihead(call, projected, q, k, v, mask)
+        methods = self.with_own_dropout(dropout_p)
+        if as_torch:
+            return self.observed_multihead(call, projected, (q, k, v), mask)
         is_causal = call.is_causal and (call.key_padding_mask is None or len(self.blurs) > 0)
         if is_causal and call.key_padding_mask is None:
             mask = None  # the hint says that the mask is the causal one; torch takes the hint then, too
@@ -142,15 +147,10 @@ class AttentionInterceptor(TorchFunctionMode):
         return merge_heads(call, out, weights)
 
     def observed_multihead(
-        self,
-        call: MultiheadArguments,
-        projected: tuple[Tensor, Tensor, Tensor],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
+        self, call: MultiheadArguments, projected: tuple[Tensor, ...], heads: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """A call in which nothing is changed: torch's own operations, of which penalties see the operands."""
+        q, k, v = heads
         hinted = call.is_causal and call.key_padding_mask is None and not call.need_weights
         if hinted:
             mask = None  # the hint says that the mask is the causal one, and torch takes the hint
@@ -253,7 +253,7 @@ class AttentionInterceptor(TorchFunctionMode):
             if weight is not None:
                 setattr(call, name, self.map_weight(weight, call.query))
 
-    def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, Tensor, Tensor]) -> None:
+    def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, ...]) -> None:
         biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
         for name, x, out, bias in zip("qkv", (call.query, call.key, call.value), projected, biases, strict=True):
             self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], out.transpose(0, 1), bias)
@@ -277,18 +277,20 @@ class AttentionInterceptor(TorchFunctionMode):
             action.looked = True
             if action.mixers and hides_some_from_others(mask):
                 self.refuse_mixing("hides some tokens from others, and what mixes all tokens would show them")
-            self.check_entry(real, known=True)
-        self.check_entry(real, known=False)
+            self.check_entry(mask, real, known=True)
+        self.check_entry(mask, real, known=False)
         padding[action.place.block] = real
 
-    def check_entry(self, real: Tensor, known: bool) -> None:
+    def check_entry(self, mask: Tensor, real: Tensor, known: bool) -> None:
         """Raise where a method acted before this attention without knowing of the padding that its mask tells of."""
         entry = self.action.control.entry_padding
         if self.action.follows_entry is None or (entry is not None) != known:
             return
-        if torch.compiler.is_compiling():
-            return  # values cannot be read here; the first eager pass, or the masks' names, decide
-        if not real.all() and (entry is None or not torch.equal(entry, real)):
+        if torch.compiler.is_compiling():  # values cannot be read; one mask for all queries of a sample is padding
+            unknown = entry is None and mask.dim() == 4 and mask.shape[0] > 1 and mask.shape[2] == 1
+        else:
+            unknown = not real.all() and (entry is None or not torch.equal(entry, real))
+        if unknown:
             raise ConflictError(
                 f"'{self.action.place.name}' is called with a mask that hides padding, and {self.action.follows_entry} "
                 "acts before it, where that padding is not known from the arguments of the block: padding would reach "

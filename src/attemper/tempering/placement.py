@@ -189,15 +189,9 @@ class Placement:
         seen: set[int] = set()
         for site in self.sites.attentions:
             place = self.place(site)
-            action = AttentionAction(
-                self.control,
-                place,
-                self.impl,
-                site.projections,
-                tuple(m.at(place) for m in perturbations),
-                tuple(m.at(place) for m in penalties if m.wants_attention(place)),
-                tuple(m.at(place) for m in maps),
-            )
+            inside, on_weights = tuple(m.at(place) for m in perturbations), tuple(m.at(place) for m in maps)
+            added = tuple(m.at(place) for m in penalties if m.wants_attention(place))
+            action = AttentionAction(self.control, place, self.impl, site.projections, inside, added, on_weights)
             if site.block not in seen:
                 self.watch(action)
             seen.add(site.block)
