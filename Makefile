@@ -8,7 +8,7 @@ JOBS ?= 2
 help:
 	@echo "make test     install, lint, check types and run the tests"
 	@echo "make slow     the tests that make test leaves out: more of the same, on more models"
-	@echo "make quick    the tests without kernels, compilers, several processes and whole studies: two minutes"
+	@echo "make quick    the tests without kernels, compilers, training and whole studies: two minutes"
 	@echo "make lint     ruff, and which room may import which"
 	@echo "make types    mypy, strict"
 	@echo "make compare  compare eight recipes on digits: a table and a page, in about three minutes"
@@ -31,6 +31,9 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+
+# One thread for each of the processes that share the cores; set OMP_NUM_THREADS for another number.
+test slow quick: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 
 test: lint
 	@echo "mypy and the tests, side by side"
