@@ -274,7 +274,7 @@ class AttentionInterceptor(TorchFunctionMode):
             return
         real = real_tokens(mask, batch)
         if not torch.compiler.is_compiling() and not action.looked:
-            action.looked = True
+            action.looked = mask.dim() > 1 and mask.shape[-2] > 1  # a mask that is the same for all queries tells less
             if action.mixers and hides_some_from_others(mask):
                 self.refuse_mixing("hides some tokens from others, and what mixes all tokens would show them")
             self.check_entry(mask, real, known=True)
