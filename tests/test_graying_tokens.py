@@ -114,11 +114,11 @@ def test_causal_models_refuse_it_in_both_modes(implementation, training):
 
 
 @pytest.mark.parametrize("recipe", ["graying(where=tokens)", "cb"])
-def test_a_causal_mask_behind_batches_that_were_only_padded_is_refused_too(recipe):
+def test_a_mask_that_hides_tokens_behind_batches_that_were_only_padded_is_refused_too(recipe):
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).train()
     attemper.apply(model, recipe)
     x, hidden = randn(2, 5, 16, dtype=torch.float32), torch.arange(5) >= torch.tensor([[3], [5]])
     model(x, src_key_padding_mask=hidden)
     with pytest.raises(ConflictError, match="cannot act in this block"):
-        model(x, mask=torch.ones(5, 5, dtype=torch.bool).triu(1), src_key_padding_mask=hidden)
+        model(x, mask=torch.ones(5, 5, dtype=torch.bool).tril(-2), src_key_padding_mask=hidden)
