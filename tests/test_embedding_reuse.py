@@ -89,7 +89,7 @@ def test_without_a_comparison_every_pass_embeds_its_image(convolutions: list[Ten
     for _ in range(2):
         model(image)
     assert len(convolutions) == 3
-    assert tempered.control.embedded is None
+    assert tempered.control.ledger.embedded is None
 
 
 def test_an_error_leaves_nothing_behind() -> None:
@@ -99,8 +99,8 @@ def test_an_error_leaves_nothing_behind() -> None:
 
     with pytest.raises(TypeError):
         tempered.loss(lambda: next(calls)(image), square)
-    assert tempered.control.embedded is None
-    assert not tempered.control.muted
+    assert tempered.control.ledger.embedded is None
+    assert not tempered.control.ledger.muted
 
 
 def test_patches_that_a_method_maps_are_mapped_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,12 +242,13 @@ class Shared(nn.Module):
 def test_a_shared_layer_counts_each_of_its_uses():
     model = Shared().train()
     tempered = attemper.apply(model, RECIPE)
-    model.layers[0](tokens())
+    out = model.layers[0](tokens())
     first = tempered.penalty()
-    model.layers[0](model.layers[0](tokens()))
+    out = model.layers[0](model.layers[0](tokens()))
     both = tempered.penalty()
     second = both - first
-    model(tokens())
+    out = model(tokens())
+    assert out.requires_grad, "penalties live as long as the output"
     assert [row.component for row in tempered.penalties()] == 2 * [r.component for r in tempered.penalties()][:5]
     assert tempered.penalty().item() == pytest.approx((first + second).item(), rel=1e-6)
     assert second.item() > 0

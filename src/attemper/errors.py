@@ -44,6 +44,10 @@ class UnmetError(AttemperError, RuntimeError):
     """A tempered module ran in training mode and computed no attention that Attemper could reach."""
 
 
+class PenaltyError(AttemperError, RuntimeError):
+    """A training step left out what the recipe adds to the loss, or would add it with a wrong factor."""
+
+
 class UnreadableError(AttemperError):
     """A file is missing, damaged, or not what it should be."""
 

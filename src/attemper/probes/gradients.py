@@ -80,23 +80,24 @@ def penalty_push(tempered: Tempered, forward: Callable[[], Any]) -> tuple[PushRo
     """
     model, control = tempered.model, tempered.control
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    before, automatic = list(control.ledger), control.auto_penalty
-    control.ledger.clear()
+    ledger, automatic = control.ledger, control.auto_penalty
+    outer = ledger.open_scope()
     control.auto_penalty = False
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:
         with _untouched(model):
-            forward()
+            out = forward()
         terms: dict[str, Tensor] = {}
-        for entry in control.ledger:
+        for entry in ledger.take_own()[0]:
             name = f"{entry.method}.{entry.component}"
             terms[name] = terms[name] + entry.value if name in terms else entry.value
+        del out
         if not terms:
             raise NoSiteError("no method of this recipe adds a penalty; explicit and arora do")
         rows = [row for name, value in terms.items() for row in _pushed(name, value, named)]
     finally:
-        control.ledger[:] = before
+        ledger.scope = outer
         control.auto_penalty = automatic
         for module, training in modes:
             module.training = training

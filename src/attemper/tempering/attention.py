@@ -12,6 +12,7 @@ from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
 from attemper.tempering.interception import AttentionInterceptor
 from attemper.tempering.penalties import Control
+from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action
 
 
@@ -62,6 +63,16 @@ class AttentionAction(Action):
         return len(self.watchers) > 0 and self.control.when != "never"
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if not self.control.tracks(module.training):
+            return self.intercept(module, forward, args, kwargs)
+
+        def intercepted(*args: Any, **kwargs: Any) -> Any:
+            return self.intercept(module, forward, args, kwargs)
+
+        return run_pass(self.control, module, intercepted, args, kwargs)
+
+    def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the module with its attention calls caught."""
         calls = AttentionInterceptor(self, module)
         with calls:
             out = forward(*args, **kwargs)

@@ -49,14 +49,14 @@ class ReuseAction(Action):
     name: str
 
     def acts(self, training: bool) -> bool:
-        return self.control.embedded is not None
+        return self.control.ledger.embedded is not None
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        memory = self.control.embedded
+        memory = self.control.ledger.embedded
         # What is checkpointed runs once more in backward, where nothing is remembered: it must do the same now.
         if memory is None or not args or (not torch.compiler.is_compiling() and hooks_saved_tensors()):
             return forward(*args, **kwargs)
-        if self.control.muted:
+        if self.control.ledger.muted:
             for name, image, tokens in memory:
                 if name == self.name and image is args[0]:
                     return tokens.clone()  # the model may add to its own in place

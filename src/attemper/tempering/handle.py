@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -15,8 +16,10 @@ from attemper.methods.base import Method, Scheduled
 from attemper.methods.kinds import LossTerm
 from attemper.recipe import describe
 from attemper.tempering.attention import AttentionAction
+from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
-from attemper.tempering.penalties import Control, Entry, When
+from attemper.tempering.penalties import Control, When
+from attemper.tempering.root import applied_by, total
 from attemper.tempering.subclassing import Action, is_tempered, restore, state_of
 
 PREFIX = "attemper"
@@ -99,35 +102,72 @@ class Tempered:
             batch, and one has more predictions that count than another.
         """
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
-        if comparison is None or comparison.strength == 0 or not self.model.training:
-            return self._with_penalty(_weighted(criterion(forward()), weight))
-        self.control.embedded = []
+        ledger = self.control.ledger
+        outer = ledger.open_scope()
+        try:
+            if not self.model.training:
+                return _weighted(criterion(forward()), weight)
+            if comparison is None or comparison.strength == 0:
+                return self._with_penalty(_weighted(criterion(forward()), weight))
+            return self._compared(comparison, forward, criterion, counted, weight)
+        finally:
+            ledger.scope = outer
+
+    def _compared(
+        self,
+        comparison: LossTerm,
+        forward: Callable[[], Any],
+        criterion: Callable[[Any], Tensor],
+        counted: Tensor | None,
+        weight: Tensor | None,
+    ) -> Tensor:
+        ledger = self.control.ledger
+        ledger.embedded = []
         try:
             first = forward()
             penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
-            self.control.muted = True
+            ledger.muted = True
             with frozen_batch_norm(self.model):
                 second = forward()
         finally:
-            self.control.muted, self.control.embedded = False, None
+            ledger.muted, ledger.embedded = False, None
         divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
         return penalised + _weighted(criterion(second) / 2 + comparison.strength * divergence, weight)
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
-        return loss + self.penalty() if self.control.ledger else loss
+        entries, tickets = self.control.ledger.take_own()
+        return loss + self._taken(entries, tickets) if entries else loss
 
     def penalty(self) -> Tensor:
-        """What the forward passes since the last call added to the loss: a scalar, zero where no method adds any."""
-        self._last = tuple(self.control.ledger)
-        self.control.ledger.clear()
-        if self._last:
-            return torch.stack([entry.value for entry in self._last]).sum()
+        """What the forward passes since the last call added to the loss: a scalar, zero where no method adds any.
+
+        A pass counts as long as its output lives, or a loss that was computed from it. Call it before backward.
+        """
+        ledger = self.control.ledger
+        dropped = ledger.leaves_out()
+        entries, tickets = ledger.take()
+        if dropped and self.control.tracks(self.model.training):
+            warnings.warn(
+                f"penalty() leaves out passes whose outputs are gone ({dropped}). Call it while the output, or a loss "
+                "that was computed from it, is still there; tempered.loss does.",
+                stacklevel=2,
+            )
+        if entries:
+            return self._taken(entries, tickets)
         tensor = next(iter(self.model.parameters()), None)
         return torch.zeros((), device=None if tensor is None else tensor.device)
 
+    def _taken(self, entries: list[Entry], tickets: list[Ticket]) -> Tensor:
+        self._last = tuple(replace(entry, value=entry.value.detach()) for entry in entries)
+        penalty = total(entries)
+        if not torch.compiler.is_compiling():
+            self.control.ledger.watch_on(penalty.device)
+            applied_by(penalty, tickets)
+        return penalty
+
     def penalties(self) -> list[PenaltyRow]:
         """The terms of the penalty, one row per block and component: those not yet taken, else those taken last."""
-        entries = self.control.ledger or self._last
+        entries = self.control.ledger.untaken() or self._last
         return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.value.detach())) for e in entries]
 
     @property
@@ -137,7 +177,7 @@ class Tempered:
         A number or a function without arguments: 1/steps under gradient accumulation, `scaler.get_scale` under loss
         scaling. Where the model returns its own loss, as Transformers' models do, it is not needed.
         """
-        return self.control.loss_scale
+        return 1.0 if self.control.loss_scale is None else self.control.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, scale: float | Callable[[], float]) -> None:

@@ -24,9 +24,9 @@ from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.tempering.ledger import Entry
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.padding import hides_some_from_others, real_tokens
-from attemper.tempering.penalties import Entry
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -268,7 +268,7 @@ class AttentionInterceptor(TorchFunctionMode):
             return
         if is_causal and action.mixers:
             self.refuse_mixing("is causal, and what mixes all tokens would show every token its future")
-        padding = action.control.padding
+        padding = action.control.ledger.padding
         if mask is None:
             padding.pop(action.place.block, None) if action.place.block in padding else None
             return
@@ -283,7 +283,7 @@ class AttentionInterceptor(TorchFunctionMode):
 
     def check_entry(self, mask: Tensor, real: Tensor, known: bool) -> None:
         """Raise where a method acted before this attention without knowing of the padding that its mask tells of."""
-        entry = self.action.control.entry_padding
+        entry = self.action.control.ledger.entry_padding
         if self.action.follows_entry is None or (entry is not None) != known:
             return
         if torch.compiler.is_compiling():  # values cannot be read; one mask for all queries of a sample is padding

@@ -9,8 +9,10 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap, LayerRecord, Penalty, TokenMap, Tokens
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.tempering.ledger import Entry
 from attemper.tempering.padding import padding_in_arguments
-from attemper.tempering.penalties import Control, Entry
+from attemper.tempering.penalties import Control
+from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action, state_of
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
@@ -54,7 +56,7 @@ class TokenAction(Action):
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if self.masks is not None:
-            self.control.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
+            self.control.ledger.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
         if self.side == "input":
             return forward(self.map(args[0]), *args[1:], **kwargs)
         out = forward(*args, **kwargs)
@@ -66,7 +68,8 @@ class TokenAction(Action):
         """Bring x into (B, N, C), map it, and bring it back."""
         method = cast(TokenMap, self.method)
         tokens = to_tokens(x, self.layout)
-        real = self.control.entry_padding if self.masks is not None else self.control.padding.get(self.place.block)
+        ledger = self.control.ledger
+        real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.place.block)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
@@ -111,6 +114,13 @@ class MlpPenaltyAction(Action):
         return self.control.penalises(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        def penalised(*args: Any, **kwargs: Any) -> Any:
+            return self.penalise(module, forward, args, kwargs)
+
+        return run_pass(self.control, module, penalised, args, kwargs)
+
+    def penalise(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the layer, and enter what it adds to the loss."""
         weight = cast(Tensor, module.weight).flatten(1)
         out = forward(*args, **kwargs)
         record = LayerRecord(to_tokens(args[0], self.layout), weight)

@@ -1,7 +1,7 @@
 """What models return, and how to run one twice as if it had run once."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +27,31 @@ def logits_of(out: Any) -> Tensor:
         "a comparison of two passes needs logits: a tensor, a dict or output with 'logits', or a tuple that starts "
         f"with them; the model returned {type(out).__name__}"
     )
+
+
+def map_tensors(out: Any, function: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
+    """A model's output with every tensor mapped: itself, or one inside of containers and plain objects."""
+    if isinstance(out, Tensor):
+        return function(out)
+    if isinstance(out, MutableMapping):
+        for name, value in list(out.items()):
+            if (new := map_tensors(value, function, depth + 1)) is not value:
+                out[name] = new
+        return out
+    if isinstance(out, tuple | list):
+        parts = [map_tensors(part, function, depth + 1) for part in out]
+        if all(new is old for new, old in zip(parts, out, strict=True)):
+            return out
+        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+    if depth < DEPTH and hasattr(out, "__dict__") and not isinstance(out, nn.Module | type):
+        for name, value in list(vars(out).items()):
+            if (new := map_tensors(value, function, depth + 1)) is not value:
+                setattr(out, name, new)
+    return out
+
+
+DEPTH = 4
+"""How deep tensors are looked for in the attributes of objects."""
 
 
 def counted_in(targets: Tensor) -> Tensor | None:

@@ -1,13 +1,16 @@
-"""What happens round the whole model."""
+"""What happens round the whole model: a training pass begins and ends."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.tempering.penalties import Control, share_of_step, with_penalty
+from attemper.errors import UnsupportedError
+from attemper.tempering.automatic import share_of_step, with_penalty
+from attemper.tempering.ledger import Entry, Ticket
+from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
 
 
@@ -18,23 +21,87 @@ class RootAction(Action):
     control: Control
 
     def acts(self, training: bool) -> bool:
-        return training and (torch.compiler.is_compiling() or self.control.auto_penalty)
+        return training and (torch.compiler.is_compiling() or self.control.tracks(training))
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            # Compiled activation checkpointing refuses a mode that is entered inside a checkpointed block, unless the
-            # mode stack was touched before.
-            with Touch():
-                pass
-        if not self.control.auto_penalty:
+        if not torch.compiler.is_compiling():
+            return run_pass(self.control, module, forward, args, kwargs)
+        # Compiled activation checkpointing refuses a mode that is entered inside a checkpointed block, unless the
+        # mode stack was touched before.
+        with Touch():
+            pass
+        if not self.control.tracks(module.training):
             return forward(*args, **kwargs)
-        self.control.ledger.clear()
+        return run_compiled_pass(self.control, module, forward, args, kwargs)
+
+
+def run_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    """Run a module inside of the pass that is open; where none is, of one that ends with the module's output.
+
+    A module that is run without the whole model round it (`model.forward_features`) is then a pass by itself.
+    """
+    ledger = control.ledger
+    if torch.compiler.is_compiling():  # a part of the model that is compiled by itself
+        ledger.check_compiled()
+        return forward(*args, **kwargs)
+    again = torch._C._current_graph_task_id() != -1  # a checkpointed block that is computed once more, in backward
+    if ledger.open is not None or again:
+        return forward(*args, **kwargs)
+    if getattr(module, "_is_replica", False):
+        raise UnsupportedError(
+            "nn.DataParallel cannot train a model with penalties: each replica has a part of the batch and nobody sees "
+            "them all. Use DistributedDataParallel."
+        )
+    current, chain = ledger.begin(id(module)), ledger.chain
+    ledger.chain = None
+    try:
         out = forward(*args, **kwargs)
-        if not self.control.ledger:
-            return out
-        penalty = torch.stack([entry.value for entry in self.control.ledger]).sum()
-        self.control.ledger.clear()
-        return with_penalty(out, penalty * share_of_step(module, kwargs), self.control)
+        if ledger.chain is not None:  # from parts that are compiled
+            current.entries += ledger.chain.terms()
+    except BaseException:  # out of memory, say: leave as much room as there was
+        ledger.passes = [each for each in ledger.passes if each.lives]
+        raise
+    finally:
+        ledger.open, ledger.chain = None, chain
+    names = tuple(sorted({entry.method for entry in current.entries}))
+    current.ticket = Ticket(names, control.compares and ledger.scope is None, control.auto_penalty)
+    if control.auto_penalty and current.entries:
+        penalty = total(current.entries)
+        applied_by(penalty, [current.ticket])
+        out = with_penalty(out, penalty * share_of_step(module, kwargs), control, module)
+        current.entries = []
+    return ledger.end(current, out)
+
+
+def run_compiled_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    """The same where the whole model is traced."""
+    ledger = control.ledger
+    ledger.begin_compiled()
+    if not control.auto_penalty:
+        out = forward(*args, **kwargs)
+        return ledger.end_compiled(out, control.compares)
+    ledger.chain = None
+    out = forward(*args, **kwargs)
+    if ledger.chain is None:
+        return out
+    penalty = total(ledger.chain.terms())
+    ledger.chain = None
+    return with_penalty(out, penalty * share_of_step(module, kwargs), control, module)
+
+
+def total(entries: list[Entry]) -> Tensor:
+    """The sum of terms, which may lie on several devices."""
+    device = entries[-1].value.device
+    return torch.stack([entry.value.to(device) for entry in entries]).sum()
+
+
+def applied_by(penalty: Tensor, tickets: list[Ticket]) -> None:
+    """Let the tickets of passes know when backward goes through their penalty."""
+    for ticket in tickets:
+        if penalty.grad_fn is None:
+            ticket.applied = True  # a constant: there is no gradient that could be forgotten
+        else:
+            penalty.grad_fn.register_prehook(ticket.apply)
 
 
 class Touch(TorchFunctionMode):

@@ -247,7 +247,6 @@ class Averaged:
         assert self.tempered is not None
         torch.manual_seed(seed)
         self.tally.add(self.tempered.average(lambda: predict(self.network, pixels), self.passes), targets)
-        self.tempered.penalty()  # what penalties entered into the ledger meanwhile belongs to no loss
 
     def read(self) -> dict[str, Any] | None:
         """The same figures as without chance; None for a recipe in which nothing is drawn."""

@@ -95,7 +95,7 @@ class Learner:
     def forget(self) -> None:
         """Drop what a pass that led to no step has left behind: gradients and penalties."""
         self.optimizer.zero_grad()
-        self.tempered.penalty()
+        self.tempered.control.ledger.forget()
         self.waiting = 0
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
