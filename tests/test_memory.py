@@ -15,7 +15,7 @@ from penalised import Block, criterion
 RECIPES = [
     "dropkey(0.1)", "dropattention(0.1)", "hardmask(0.2, k=2)", "blur(0.5)", "dropkey(0.1) + consistency(1.0)",
     "dropkey(0.1) + rdrop(1.0)", "explicit(q=1e-3, k=1e-3, v=1e-3, av=1e-3, ff=1e-3)", "arora(v=1e-3)", "cb",
-    "cb(cb_s)", "graying(0.6, where=tokens)", "skipless(mlp)", "drophead(0.1)", "layerdrop(0.1)", "droppath(0.1)",
+    "cb(cb_s)", "graying(dct, where=tokens)", "skipless(mlp)", "drophead(0.1)", "layerdrop(0.1)", "droppath(0.1)",
     "ffdropout(0.1)", "dropconnect(0.1)", "dropkey(0.1) + cb + explicit(v=1e-3, ff=1e-3) + rdrop(1.0)",
 ]  # fmt: skip
 SHORT = {RECIPES[-1], "explicit(q=1e-3, k=1e-3, v=1e-3, av=1e-3, ff=1e-3)"}
