@@ -1,0 +1,180 @@
+"""A trial run at `apply`: one training pass of a copy without weights, on the meta device, where an input can be made up.
+
+What the first training pass would refuse is refused before any training. A trial that fails in any other way says
+nothing: the input was not what the model wants, or the model cannot run without values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attemper.errors import AttemperError
+
+SAMPLES, TOKENS = 2, 8
+SIZES = (224, 32)
+"""Image sizes to try where the model does not tell."""
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def try_out(model: nn.Module) -> None:
+    """Raise what a training pass of the tempered model would raise of Attemper's own errors."""
+    twin = without_weights(model)
+    if twin is None:
+        return
+    for args, kwargs in made_up_inputs(twin):
+        try:
+            with quietly():
+                twin(*args, **kwargs)
+        except AttemperError as error:
+            error.add_note("(Found by a trial run of the model on the meta device, before any training.)")
+            raise
+        except Exception:  # noqa: S112 - not what the model wants
+            continue
+        return
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Context manager: inside it nothing is printed or warned of, and random numbers are as they were afterwards."""
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_rng_state(state)
+
+
+# --------------------------------------------------------------------------------------------------- without weights
+def without_weights(model: nn.Module) -> nn.Module | None:
+    """A copy of a model in training mode whose tensors are on the meta device; None where it cannot be copied."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for holder in (module._parameters, module._buffers, module.__dict__):
+            for value in holder.values():
+                for tensor in value if isinstance(value, list | tuple) else (value,):
+                    if isinstance(tensor, Tensor) and id(tensor) not in memo:
+                        if type(tensor) not in (Tensor, nn.Parameter):
+                            return None  # a weight that is quantised or sharded
+                        memo[id(tensor)] = _meta(tensor)
+    kept = [tensor for tensor in memo.values()]  # ids stay taken as long as the tensors live
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception:  # noqa: BLE001 - whatever a model holds that cannot be copied
+        return None
+    del kept
+    for module in twin.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            hooks.clear()  # they may note what they see
+    return twin.train()
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+# --------------------------------------------------------------------------------------------------- made-up inputs
+def made_up_inputs(model: nn.Module) -> Iterator[Call]:
+    """Inputs that a model may want, the likeliest first."""
+    with contextlib.suppress(Exception):
+        yield from _of_transformers(model)
+    first = next((module for module in model.modules() if isinstance(module, FIRST)), None)
+    arguments = _required(model)
+    for tensor in _tensors_for(model, first):
+        yield (tensor,) * max(arguments, 1), {}
+
+
+FIRST = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Linear, nn.MultiheadAttention)
+
+
+def _required(model: nn.Module) -> int:
+    """How many arguments a model's forward must have: an nn.Transformer has two."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _tensors_for(model: nn.Module, first: nn.Module | None) -> Iterator[Tensor]:
+    if isinstance(first, nn.Embedding):
+        yield torch.zeros(SAMPLES, TOKENS, dtype=torch.long, device="meta")
+    elif isinstance(first, nn.Conv2d):
+        for height, width in _image_sizes(model, first):
+            yield torch.empty(SAMPLES, first.in_channels, height, width, device="meta", dtype=first.weight.dtype)
+    elif isinstance(first, nn.Conv1d):
+        yield torch.empty(SAMPLES, first.in_channels, 64, device="meta", dtype=first.weight.dtype)
+    if isinstance(first, nn.Linear | nn.MultiheadAttention):
+        width = first.in_features if isinstance(first, nn.Linear) else first.embed_dim
+        dtype = next(first.parameters()).dtype
+        yield torch.empty(SAMPLES, TOKENS, width, device="meta", dtype=dtype)
+        channels = math.isqrt(width // 3) if width % 3 == 0 else 0  # patches that are cut out before a linear layer
+        if channels and 3 * channels * channels == width:
+            for height, _ in ((size, size) for size in SIZES):
+                yield torch.empty(SAMPLES, 3, height, height, device="meta", dtype=dtype)
+
+
+def _image_sizes(model: nn.Module, first: nn.Conv2d) -> Iterator[tuple[int, int]]:
+    """Sizes that a model tells by an attribute or by its positions, then the usual ones."""
+    configuration = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(configuration, dict) and len(configuration.get("input_size") or ()) == 3:
+        told: Any = configuration["input_size"][1:]
+        own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        yield _pair(own) or (told[0], told[1])
+    for name in ("image_size", "img_size"):
+        if size := _pair(getattr(model, name, None)):
+            yield size
+    for name, parameter in model.named_parameters():
+        if "pos" in name.lower() and parameter.dim() == 3:
+            for extra in (0, 1, 2):
+                side = math.isqrt(max(parameter.shape[1] - extra, 0))
+                if side > 1 and side * side == parameter.shape[1] - extra:
+                    yield side * first.stride[0], side * first.stride[1]
+    yield from ((size, size) for size in SIZES)
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, int):
+        return value, value
+    return (int(value[0]), int(value[1])) if isinstance(value, list | tuple) and len(value) == 2 else None
+
+
+def _of_transformers(model: nn.Module) -> Iterator[Call]:
+    """By the name that a Transformers model gives its main input, and its configuration."""
+    name, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    if not isinstance(name, str) or config is None:
+        return
+    dtype = next(model.parameters()).dtype
+    ids = torch.zeros(SAMPLES, TOKENS, dtype=torch.long, device="meta")
+    vision = getattr(config, "vision_config", config)
+    size, channels = _pair(getattr(vision, "image_size", None)), getattr(vision, "num_channels", 3)
+    bins, length = getattr(config, "num_mel_bins", 80), getattr(config, "max_length", 16)
+    inputs = {
+        "input_ids": ids,
+        "pixel_values": torch.empty(SAMPLES, channels, *(size or (64, 64)), device="meta", dtype=dtype),
+        "input_features": torch.empty(
+            SAMPLES, bins, 2 * getattr(config, "max_source_positions", 8), device="meta", dtype=dtype
+        ),
+        "input_values": torch.empty(
+            SAMPLES, *((length, bins) if hasattr(config, "frequency_stride") else (4000,)), device="meta", dtype=dtype
+        ),
+    }
+    if name not in inputs:
+        return
+    chosen = {name: inputs[name]}
+    if getattr(config, "is_encoder_decoder", False):
+        chosen["decoder_input_ids"] = ids
+    yield (), chosen
+    yield (), {**chosen, "input_ids": ids, "pixel_values": inputs["pixel_values"]}
