@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
+from attemper.sites.base import Slot
 from attemper.tempering.penalties import Control, hooks_saved_tensors
 from attemper.tempering.subclassing import Action, state_of
+from attemper.tempering.wrapped import is_outermost
 
 
 @dataclass
@@ -21,11 +23,15 @@ class PatchAction(Action):
     place: Place
     method: Method
     patch: tuple[int, int]
+    slot: Slot | None = None
+    """Where the embedding stands, which others may wrap."""
 
     def acts(self, training: bool) -> bool:
         return self.control.when != "never"
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if not is_outermost(self, module):
+            return forward(*args, **kwargs)
         image: Tensor = args[0]
         grid = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
         patches = cast(PatchMap, self.method).map_patches(to_patches(image, grid, self.patch))
