@@ -1,7 +1,7 @@
 """What happens to the patches of an image before they become tokens."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from attemper.tempering.wrapped import is_outermost
 @dataclass
 class PatchAction(Action):
     """Maps the patches that an embedding is about to cut out of an image."""
+
+    goes_outside: ClassVar[bool] = True
+    """Where adapters are put round the layer, it acts round them."""
 
     control: Control
     place: Place

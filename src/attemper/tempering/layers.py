@@ -1,7 +1,7 @@
 """What happens round layers of MLPs, and round blocks."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
@@ -35,6 +35,9 @@ class Parameters(nn.Module):
 @dataclass
 class TokenAction(Action):
     """Maps the tokens that go into a layer, or that come out of it."""
+
+    goes_outside: ClassVar[bool] = True
+    """Where adapters are put round the layer, it acts round them."""
 
     control: Control
     place: Place

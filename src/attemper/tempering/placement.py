@@ -33,7 +33,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
-from attemper.tempering.wrapped import refuse_unknown_weight, slots_of
+from attemper.tempering.wrapped import StandingAction, refuse_unknown_weight, slots_of
 
 
 @dataclass
@@ -190,6 +190,10 @@ class Placement:
             self.switch_off_fast_path()
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
+        on_layers = {id(action): action for _, action in self.actions if getattr(action, "slot", None) is not None}
+        if on_layers:
+            watched = [(action, cast(Any, action).slot.layer) for action in on_layers.values()]
+            self.actions.append((self.model, StandingAction(self.control, watched)))
 
     def place_attention(self) -> None:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
@@ -252,8 +256,8 @@ class Placement:
         action = TokenAction(self.control, place, method.at(place), side, self.layout(block, layer))
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
-            weights = (*layer.parameters(), *self.model.parameters())
-            reference = next(weight for weight in weights if weight.dtype in FLOATS)  # quantised ones are integers
+            weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
+            reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
             action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         action.slot = self.slots.get(layer) if is_linear(layer) or isinstance(inner(layer), nn.Conv2d) else None

@@ -1,15 +1,18 @@
 """Layers that others wrapped or quantised, before `apply` or since: what to act round, and on which weight."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, UnmetError
-from attemper.sites.adapted import Added, adapters_round, added_to, does_more, obstacle, replaced_by
+from attemper.sites.adapted import Added, adapters_round, added_to, does_more, obstacle, replaced_by, with_inner
 from attemper.sites.base import Projection, Slot
-from attemper.tempering.subclassing import Action, is_tempered, state_of
+from attemper.tempering.penalties import Control
+from attemper.tempering.subclassing import Action, add_action, is_tempered, state_of
 
 
 def slots_of(model: nn.Module) -> dict[nn.Module, Slot]:
@@ -25,7 +28,8 @@ def slots_of(model: nn.Module) -> dict[nn.Module, Slot]:
 def is_outermost(action: Any, module: nn.Module) -> bool:
     """Whether an action that stands round a layer and round the adapters on it acts here, round the outermost of them.
 
-    Raises where the layer was wrapped since, so that the action would reach one part of what is computed.
+    Raises where the layer was wrapped since and the action was not put round what wraps it: it would reach one part of
+    what is computed.
     """
     slot: Slot | None = action.slot
     if slot is None or slot.layer is module:
@@ -40,6 +44,53 @@ def is_outermost(action: Any, module: nn.Module) -> bool:
         f"attemper.apply is {replaced_by(slot)}: it would reach only a part of what is computed. Call remove(), and "
         "attemper.apply after the layer is wrapped."
     )
+
+
+@dataclass
+class StandingAction(Action):
+    """Stands round the whole model and looks after layers that something acts on.
+
+    Where one was wrapped in an adapter since, what acts on its tokens is put round the adapter, too. Where one was
+    taken out of the model, it raises.
+    """
+
+    control: Control
+    watched: list[tuple[Any, nn.Module]]
+    """The actions on layers, each with the outermost layer when it was looked at last."""
+
+    def acts(self, training: bool) -> bool:
+        return any(action.acts(training) for action, _ in self.watched)
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        for index, (action, layer) in enumerate(self.watched):
+            if action.slot.layer is not layer and action.acts(module.training):
+                self.check(action)
+                if not torch.compiler.is_compiling():  # which cannot change the class of a module
+                    follow(action)
+                    self.watched[index] = (action, action.slot.layer)
+        return forward(*args, **kwargs)
+
+    def check(self, action: Any) -> None:
+        """Raise unless what stands in a layer's place is one that an action stands round, or has one inside."""
+        here = action.slot.layer
+        if here is not None and any(_stands_round(action, inside) for inside in here.modules()):
+            return
+        raise UnmetError(
+            f"{action.method.name} acts on the layer '{action.slot.name}' of '{action.place.name}', and what stands "
+            f"there since attemper.apply is {replaced_by(action.slot)}: it would have no effect. Call remove(), and "
+            "attemper.apply after the layer is replaced."
+        )
+
+
+def follow(action: Any) -> None:
+    """Put an action that belongs round the adapters on its layer round those that were put there since."""
+    if not getattr(action, "goes_outside", False):
+        return
+    layers = with_inner(action.slot.layer)
+    if any(_stands_round(action, layer) for layer in layers):
+        for layer in layers:
+            if not _stands_round(action, layer):
+                add_action(layer, action)
 
 
 def _stands_round(action: Action, module: nn.Module) -> bool:
