@@ -66,11 +66,11 @@ def kind(layer: Any) -> str:
 
 
 # --------------------------------------------------------------------------------------------------- where layers stand
-def adapters_round(slot: Slot | None, layer: nn.Module) -> list[nn.Module] | None:
+def adapters_round(slot: Slot | None, layer: nn.Module) -> list[Any] | None:
     """The adapters round a layer, outermost first; None: what stands in its place now is not known to use it."""
     if slot is None or slot.layer is layer:
         return []
-    above: list[nn.Module] = []
+    above: list[Any] = []
     here = slot.layer
     replica = getattr(layer, "_is_replica", False)  # of DataParallel: its own tree of modules is not known
     while here is not layer:
@@ -129,7 +129,7 @@ def does_more(layer: nn.Module) -> str | None:
     return f"{kind(layer)} computes with {', '.join(more)} besides its weight" if more else None
 
 
-def _is_plain(cls: type) -> bool:
+def _is_plain(cls: Any) -> bool:
     """Whether tensors of a class are what they show: torch's own, or a subclass that only marks them."""
     if cls in (nn.Parameter, Tensor) or cls.__module__.partition(".")[0] == "torch":
         return True

@@ -114,20 +114,20 @@ def find_projections(module: nn.Module) -> Projections | None:
         return _multihead(module, out)
     for name in PACKED:
         parts = _parts(module, name, 3)
-        if parts is not None:
-            return Projections(*parts, out)
+        if parts:
+            return Projections(parts[0], parts[1], parts[2], out)
     for names in SEPARATE:
         q, k, v = (_projection(module, name) for name in names)
         if q and k and v:
             return Projections(q, k, v, out)
     for q_name, kv_name in SHARED_KV:
         one, halves = _projection(module, q_name), _parts(module, kv_name, 2)
-        if one and halves is not None:
-            return Projections(one, *halves, out)
+        if one and halves:
+            return Projections(one, halves[0], halves[1], out)
     for qk_name, v_name in SHARED_QK:
         halves, one = _parts(module, qk_name, 2), _projection(module, v_name)
-        if one and halves is not None:
-            return Projections(*halves, one, out)
+        if one and halves:
+            return Projections(halves[0], halves[1], one, out)
     return None
 
 
@@ -147,10 +147,10 @@ def _projection(module: nn.Module, name: str) -> Projection | None:
     return Projection(layer, slot=Slot(module, name)) if is_product or is_linear(layer) else None
 
 
-def _parts(module: nn.Module, name: str, count: int) -> tuple[Projection, ...] | None:
-    """Several projections of one layer, one behind the other."""
+def _parts(module: nn.Module, name: str, count: int) -> list[Projection]:
+    """Several projections of one layer, one behind the other; none where its rows cannot be shared out."""
     whole = _projection(module, name)
     if whole is None or widths(whole.module)[1] % count:
-        return None
+        return []
     rows = widths(whole.module)[1] // count
-    return tuple(replace(whole, rows=(i * rows, (i + 1) * rows)) for i in range(count))
+    return [replace(whole, rows=(i * rows, (i + 1) * rows)) for i in range(count)]

@@ -356,9 +356,10 @@ class AttentionInterceptor(TorchFunctionMode):
             b_v = b_v.repeat_interleave(out.shape[1] // b_v.shape[0], 0)  # (H, e)
             if weights is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
                 out, b_v = out - weights.sum(-1, keepdim=True) * b_v[:, None], None
-        matrices = (matrix(part, self.added.get(n)) for n, part in (("q", p.q), ("k", p.k), ("v", p.v)))
+        added = self.added
+        matrices = matrix(p.q, added.get("q")), matrix(p.k, added.get("k")), matrix(p.v, added.get("v"))
         # DropConnect's projections are not those of the weights that are penalised, nor are those without adapters.
-        whole = [] if self.maps else [name for name in "qkv" if name not in self.added]
+        whole = [] if self.maps else [name for name in "qkv" if name not in added]
         outputs = {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in whole}
         record = AttentionRecord(
             query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v, squares or {}

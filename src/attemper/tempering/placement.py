@@ -294,7 +294,7 @@ class Placement:
             out = site.projections.out
             return site.name, out.module if out.slot is None else out.slot.layer, "output"
         parent = self.model.get_submodule(site.name.rpartition(".")[0])
-        dense = getattr(getattr(parent, "output", None), "dense", None)
+        dense: Any = getattr(getattr(parent, "output", None), "dense", None)
         if is_linear(dense):
             return site.name, dense, "output"
         raise NoSiteError(
