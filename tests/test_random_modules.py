@@ -279,7 +279,6 @@ def outcome(spec, recipe):
         out = net(x)
         penalty = tempered.penalty()
     except AttemperError as error:
-        assert len(str(error)) > 40, "a reason"
         return str(error)
     wanted = by_hand(x)
     torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-4)
@@ -309,7 +308,8 @@ SPECS = st.builds(
 def check(spec, recipe):
     with pytest.MonkeyPatch.context() as patch:
         constant_seed(patch)
-        outcome(spec, recipe)
+        said = outcome(spec, recipe)
+    assert said == "acts" or len(said) > 40, "a refusal has a reason"
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,8 +1,17 @@
 """The places of a model where methods act, the same few kinds for every library."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
+
+
+def original_class(module: object) -> Any:
+    """The class that a module was written with; a tempered one has a made subclass of it."""
+    cls: Any = type(module)
+    while "_attemper_original" in cls.__dict__:
+        cls = cls._attemper_original
+    return cls
 
 
 @dataclass(frozen=True)
@@ -16,13 +25,34 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """Where a layer stands: in which module, and under which name. Another library may put something round it later."""
+
+    owner: nn.Module | None
+    """None: nobody's, since the layer was copied without what holds it."""
+    name: str
+
+    @property
+    def layer(self) -> Any:
+        """What stands there now; None: nothing."""
+        return getattr(self.owner, self.name, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Slot":
+        # Whoever copies one layer does not want the whole model: an owner that is not copied itself stays behind.
+        return Slot(memo.get(id(self.owner)), self.name)
+
+
+@dataclass(frozen=True)
 class Projection:
     """One linear map inside an attention: some rows of a module's weight."""
 
     module: nn.Module
+    """The layer itself, below any adapter that is put round it."""
     weight: str = "weight"
     rows: tuple[int, int] | None = None
     """First and last-but-one row where several projections share a weight; None: all of them."""
+    slot: Slot | None = None
+    """Where the layer stands in the attention; None: its weight is the attention's own."""
 
     @property
     def parameter(self) -> Tensor:
@@ -48,10 +78,11 @@ class Projections:
     @property
     def packed(self) -> bool:
         """Whether one weight makes Q, K and V, in this order."""
-        third = self.q.parameter.shape[0] // 3
-        rows = [(third * i, third * (i + 1)) for i in range(3)]
         each = (self.q, self.k, self.v)
-        return [part.rows for part in each] == rows and all(part.parameter is self.q.parameter for part in each)
+        if self.q.rows is None or any((part.module, part.weight) != (self.q.module, self.q.weight) for part in each):
+            return False
+        third = self.q.rows[1]
+        return [part.rows for part in each] == [(third * i, third * (i + 1)) for i in range(3)]
 
 
 @dataclass(frozen=True)
@@ -90,10 +121,10 @@ class BlockSite:
 
 @dataclass(frozen=True)
 class PatchSite:
-    """A convolution that turns patches which do not overlap into tokens."""
+    """A convolution that turns patches which do not overlap into tokens, or the adapter round it."""
 
     name: str
-    module: nn.Conv2d
+    module: nn.Module
     patch: tuple[int, int]
 
 

@@ -3,12 +3,14 @@
 import functools
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from types import CodeType, FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import nn
 
-from attemper.sites.base import Projection, Projections
+from attemper.sites.adapted import inner, is_linear, widths
+from attemper.sites.base import Projection, Projections, Slot, original_class
 
 FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward", "ALL_ATTENTION_FUNCTIONS"}
 DEPTH = 3  # forward → a method or helper → its helper
@@ -44,14 +46,6 @@ def computes_attention(module: nn.Module) -> bool:
         return True
     called = cls.__name__.lower()
     return "softmax" in names and any(word in called for word in CALLED) and find_projections(module) is not None
-
-
-def original_class(module: nn.Module) -> Any:
-    """The class that a module was written with; a tempered one has a made subclass of it."""
-    cls: Any = type(module)
-    while "_attemper_original" in cls.__dict__:
-        cls = cls._attemper_original
-    return cls
 
 
 @functools.cache
@@ -111,29 +105,29 @@ def find_heads(module: nn.Module) -> int | None:
 
 
 def find_projections(module: nn.Module) -> Projections | None:
-    """Where Q, K and V come from, by the names that people give their layers; None where that is not clear."""
-    out = next((Projection(layer) for name in OUT if _is_linear(layer := getattr(module, name, None))), None)
+    """Where Q, K and V come from, by the names that people give their layers; None where that is not clear.
+
+    Adapters round the layers are seen through.
+    """
+    out = next((part for name in OUT if (part := _projection(module, name))), None)
     if isinstance(module, nn.MultiheadAttention):
         return _multihead(module, out)
     for name in PACKED:
-        layer = getattr(module, name, None)
-        if _is_linear(layer) and layer.weight.shape[0] % 3 == 0:
-            third = layer.weight.shape[0] // 3
-            q, k, v = (Projection(layer, rows=(i * third, (i + 1) * third)) for i in range(3))
-            return Projections(q, k, v, out)
+        parts = _parts(module, name, 3)
+        if parts:
+            return Projections(parts[0], parts[1], parts[2], out)
     for names in SEPARATE:
-        layers = [layer for name in names if _is_linear(layer := getattr(module, name, None))]
-        if len(layers) == 3:
-            q, k, v = (Projection(layer) for layer in layers)
+        q, k, v = (_projection(module, name) for name in names)
+        if q and k and v:
             return Projections(q, k, v, out)
     for q_name, kv_name in SHARED_KV:
-        q_layer, halves = getattr(module, q_name, None), _halves(getattr(module, kv_name, None))
-        if _is_linear(q_layer) and halves is not None:
-            return Projections(Projection(q_layer), *halves, out)
+        one, halves = _projection(module, q_name), _parts(module, kv_name, 2)
+        if one and halves:
+            return Projections(one, halves[0], halves[1], out)
     for qk_name, v_name in SHARED_QK:
-        halves, v_layer = _halves(getattr(module, qk_name, None)), getattr(module, v_name, None)
-        if halves is not None and _is_linear(v_layer):
-            return Projections(*halves, Projection(v_layer), out)
+        halves, one = _parts(module, qk_name, 2), _projection(module, v_name)
+        if one and halves:
+            return Projections(halves[0], halves[1], one, out)
     return None
 
 
@@ -146,16 +140,17 @@ def _multihead(module: nn.MultiheadAttention, out: Projection | None) -> Project
     return Projections(q, k, v, out)
 
 
-def _halves(layer: Any) -> tuple[Projection, Projection] | None:
-    """Two projections of one layer, one behind the other."""
-    if not _is_linear(layer) or layer.weight.shape[0] % 2:
-        return None
-    half = layer.weight.shape[0] // 2
-    return Projection(layer, rows=(0, half)), Projection(layer, rows=(half, 2 * half))
+def _projection(module: nn.Module, name: str) -> Projection | None:
+    """The linear layer of this name, or the 1 × 1 convolution standing for one."""
+    layer = inner(getattr(module, name, None))
+    is_product = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
+    return Projection(layer, slot=Slot(module, name)) if is_product or is_linear(layer) else None
 
 
-def _is_linear(layer: Any) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """A linear layer, or a 1 × 1 convolution standing for one."""
-    if isinstance(layer, nn.Conv2d):
-        return layer.kernel_size == (1, 1) and layer.groups == 1
-    return isinstance(layer, nn.Linear)
+def _parts(module: nn.Module, name: str, count: int) -> list[Projection]:
+    """Several projections of one layer, one behind the other; none where its rows cannot be shared out."""
+    whole = _projection(module, name)
+    if whole is None or widths(whole.module)[1] % count:
+        return []
+    rows = widths(whole.module)[1] // count
+    return [replace(whole, rows=(i * rows, (i + 1) * rows)) for i in range(count)]

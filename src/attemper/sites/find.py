@@ -10,6 +10,7 @@ from torch import nn
 
 from attemper.errors import NoSiteError
 from attemper.sites import timm, torchvision, transformers
+from attemper.sites.adapted import inner
 from attemper.sites.adapter import Adapter
 from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, Sites
 from attemper.sites.detect import computes_attention, find_heads, find_projections
@@ -162,7 +163,12 @@ def _geometry(tree: Tree, name: str) -> Geometry | None:
 
 
 def _patches(tree: Tree) -> Iterator[PatchSite]:
+    inside: set[nn.Module] = set()  # of adapters, which stand for the convolution as a whole
     for name, module in tree.modules.items():
-        if isinstance(module, nn.Conv2d) and module.in_channels <= 4 and min(module.kernel_size) > 1:
-            if module.kernel_size == module.stride and module.padding in ((0, 0), "valid"):
-                yield PatchSite(name, module, (module.kernel_size[0], module.kernel_size[1]))
+        conv = inner(module)
+        if module in inside or not isinstance(conv, nn.Conv2d):
+            continue
+        inside |= set(module.modules()) if conv is not module else set()
+        if conv.in_channels <= 4 and min(conv.kernel_size) > 1:
+            if conv.kernel_size == conv.stride and conv.padding in ((0, 0), "valid"):
+                yield PatchSite(name, module, (conv.kernel_size[0], conv.kernel_size[1]))

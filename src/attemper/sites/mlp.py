@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from attemper.sites.adapted import inner, is_linear, widths
+
 PAIRS = (
     (("fc1",), "fc2"),
     (("fc1_g", "fc1_x"), "fc2"),
@@ -31,28 +33,31 @@ WORDS = ("mlp", "ffn", "feedforward")
 
 
 def find_mlp(module: nn.Module) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
-    """The layers that take an MLP's input and the one that gives its output, if this module holds an MLP."""
+    """The layers that take an MLP's input and the one that gives its output, if this module holds an MLP.
+
+    Adapters round the layers are seen through; the outermost of them is the layer that is returned.
+    """
     for firsts, last in PAIRS:
         layers = [_layer(module, name) for name in (*firsts, last)]
-        if all(isinstance(layer, nn.Linear | nn.Conv2d) for layer in layers):
-            if len({layer.weight.shape[1] for layer in layers[:-1]}) == 1:  # some call w2 what others call w3
+        if all(is_linear(layer) or isinstance(inner(layer), nn.Conv2d) for layer in layers):
+            if len({widths(layer)[0] for layer in layers[:-1]}) == 1:  # some call w2 what others call w3
                 return tuple(layers[:-1]), layers[-1]
-    linear = [layer for layer in module.children() if isinstance(layer, nn.Linear)]
+    linear = [layer for layer in module.children() if is_linear(layer)]
     if isinstance(module, nn.Sequential):
-        if len(linear) == 2 and linear[0].in_features == linear[1].out_features:
+        if len(linear) == 2 and widths(linear[0])[0] == widths(linear[1])[1]:
             return (linear[0],), linear[1]
     elif any(word in type(module).__name__.lower().replace("_", "") for word in WORDS):
         return _by_widths(linear)
     return None
 
 
-def _by_widths(linear: list[nn.Linear]) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
+def _by_widths(linear: list[nn.Module]) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
     """One or two layers that widen, and one that takes their output, or half of it, back to where it came from."""
     if not 2 <= len(linear) <= 3:
         return None
-    narrow, wide = linear[0].in_features, linear[0].out_features
-    firsts = tuple(layer for layer in linear if (layer.in_features, layer.out_features) == (narrow, wide))
-    back = [layer for layer in linear if layer.out_features == narrow and layer.in_features in (wide, wide / 2)]
+    narrow, wide = widths(linear[0])
+    firsts = tuple(layer for layer in linear if widths(layer) == (narrow, wide))
+    back = [layer for layer in linear if widths(layer)[1] == narrow and widths(layer)[0] in (wide, wide / 2)]
     if wide <= narrow or len(back) != 1 or len(firsts) + 1 != len(linear):
         return None
     return firsts, back[0]

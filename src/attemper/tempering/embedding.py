@@ -1,7 +1,7 @@
 """What happens to the patches of an image before they become tokens."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,23 +9,32 @@ from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
+from attemper.sites.base import Slot
 from attemper.tempering.penalties import Control, hooks_saved_tensors
 from attemper.tempering.subclassing import Action, state_of
+from attemper.tempering.wrapped import is_outermost
 
 
 @dataclass
 class PatchAction(Action):
     """Maps the patches that an embedding is about to cut out of an image."""
 
+    goes_outside: ClassVar[bool] = True
+    """Where adapters are put round the layer, it acts round them."""
+
     control: Control
     place: Place
     method: Method
     patch: tuple[int, int]
+    slot: Slot | None = None
+    """Where the embedding stands, which others may wrap."""
 
     def acts(self, training: bool) -> bool:
         return self.control.when != "never"
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if not is_outermost(self, module):
+            return forward(*args, **kwargs)
         image: Tensor = args[0]
         grid = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
         patches = cast(PatchMap, self.method).map_patches(to_patches(image, grid, self.patch))

@@ -20,7 +20,7 @@ from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, When
 from attemper.tempering.root import applied_by, total
-from attemper.tempering.subclassing import Action, is_tempered, restore, state_of
+from attemper.tempering.subclassing import Action, is_made, is_tempered, restore, state_of
 
 PREFIX = "attemper"
 """The one name under which methods add parameters to a model's state dict."""
@@ -82,8 +82,12 @@ class Tempered:
         return self.control.left_alone
 
     def _actions(self) -> list[tuple[str, nn.Module, Action]]:
-        tempered = [(name, module) for name, module in self.model.named_modules() if is_tempered(module)]
-        return [(name, module, action) for name, module in tempered for action in state_of(module).actions]
+        """Every action once, with the outermost module that it stands round."""
+        found: dict[int, tuple[str, nn.Module, Action]] = {}
+        for name, module in self.model.named_modules():
+            for action in state_of(module).actions if is_tempered(module) else ():
+                found.setdefault(id(action), (name, module, action))
+        return list(found.values())
 
     # ----------------------------------------------------------------------------------------------------- the loss
     def loss(
@@ -272,7 +276,7 @@ class Tempered:
     def remove(self) -> None:
         """Make the model what it was before: same classes, same attributes, same outputs in training and eval."""
         for module in list(self.model.modules()):
-            if is_tempered(module):
+            if is_tempered(module) or is_made(module):  # others make layers of the class that they find
                 restore(module)
         if PREFIX in self.model._modules:
             del self.model._modules[PREFIX]

@@ -24,9 +24,11 @@ from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.sites.adapted import Added
 from attemper.tempering.ledger import Entry
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.padding import hides_some_from_others, real_tokens
+from attemper.tempering.wrapped import additions, effective_bias, mapped_product, matrix
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -46,6 +48,8 @@ class AttentionInterceptor(TorchFunctionMode):
         self.blurs = [m for m in self.methods if "keys" in m.stages]
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         """Of each projection: its input, its output, its bias."""
+        self.added: dict[str, Added] = self.added_by_adapters() if self.penalties or self.maps else {}
+        """Of each projection that has adapters: what they add to its weight, to that of all rows."""
         self.packed: Tensor | None = None
         """What one projection gave for Q, K and V together, (B, N, 3 · H · e)."""
         self.packed_bias: Tensor | None = None
@@ -231,14 +235,33 @@ class AttentionInterceptor(TorchFunctionMode):
             return F.linear(input, weight, bias)
         ours = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
         ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
-        out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
+        added = next((self.added[name] for name in ours if name in self.added), None)
+        if self.maps and added is not None:
+            out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, input))
+        else:
+            out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
         if self.penalties:
+            whole = bias if added is None else effective_bias(bias, added)
             for name, projection in ours.items():
                 rows = slice(None) if projection.rows is None else slice(*projection.rows)
-                self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
-        if self.action.packs and "q" in ours:
+                self.seen[name] = (input, out[..., rows], None if whole is None else whole[rows])
+        if self.action.packs and "q" in ours and added is None:
             self.packed, self.packed_bias = _three_axes(out), bias
         return out
+
+    def added_by_adapters(self) -> dict[str, Added]:
+        """What adapters add to the projections whose weights are needed now."""
+        action, names = self.action, ("q", "k", "v", "out") if self.maps else ("q", "k", "v")
+        if action.projections is None:
+            return {}
+        method = (*self.penalties, *action.weight_maps)[0].name
+        found = additions(method, action.place.name, {name: getattr(action.projections, name) for name in names})
+        if self.maps and self.training and any(added.drops for added in found.values()):
+            raise ConflictError(
+                f"{action.weight_maps[0].name} maps weights of '{action.place.name}' to which an adapter adds with "
+                "dropout of its own, and dropped inputs are part of no weight; set lora_dropout=0"
+            )
+        return found
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
         for method in self.maps:
@@ -333,9 +356,11 @@ class AttentionInterceptor(TorchFunctionMode):
             b_v = b_v.repeat_interleave(out.shape[1] // b_v.shape[0], 0)  # (H, e)
             if weights is not None:  # rows of A sum to 1 in a fused call, so the bias comes through it as it is
                 out, b_v = out - weights.sum(-1, keepdim=True) * b_v[:, None], None
-        matrices = p.q.matrix(), p.k.matrix(), p.v.matrix()
-        # DropConnect's projections are not those of the weights that are penalised.
-        outputs = {} if self.maps else {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in "qkv"}
+        added = self.added
+        matrices = matrix(p.q, added.get("q")), matrix(p.k, added.get("k")), matrix(p.v, added.get("v"))
+        # DropConnect's projections are not those of the weights that are penalised, nor are those without adapters.
+        whole = [] if self.maps else [name for name in "qkv" if name not in added]
+        outputs = {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in whole}
         record = AttentionRecord(
             query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v, squares or {}
         )

@@ -1,7 +1,7 @@
 """What happens round layers of MLPs, and round blocks."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
@@ -9,11 +9,13 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap, LayerRecord, Penalty, TokenMap, Tokens
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.sites.base import Slot
 from attemper.tempering.ledger import Entry
 from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action, state_of
+from attemper.tempering.wrapped import addition, effective, is_outermost
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
 
@@ -36,6 +38,9 @@ class Parameters(nn.Module):
 class TokenAction(Action):
     """Maps the tokens that go into a layer, or that come out of it."""
 
+    goes_outside: ClassVar[bool] = True
+    """Where adapters are put round the layer, it acts round them."""
+
     control: Control
     place: Place
     method: Method
@@ -45,6 +50,8 @@ class TokenAction(Action):
     parameter: str = ""
     masks: dict[int, str] | None = None
     """Where it acts before any attention could tell which tokens are padding: the module's arguments that are masks."""
+    slot: Slot | None = None
+    """Where the layer stands; None: it is no layer that others wrap."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
@@ -55,6 +62,8 @@ class TokenAction(Action):
         return self.control.on(training) and not self.method.idle
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if not is_outermost(self, module):
+            return forward(*args, **kwargs)
         if self.masks is not None:
             self.control.ledger.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
         if self.side == "input":
@@ -106,6 +115,8 @@ class MlpPenaltyAction(Action):
     method: Method
     which: Literal["ff1", "ff2"]
     layout: Layout
+    slot: Slot | None = None
+    """Where the layer stands; what adapters add to it there belongs to its weight."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
@@ -121,10 +132,13 @@ class MlpPenaltyAction(Action):
 
     def penalise(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the layer, and enter what it adds to the loss."""
-        weight = cast(Tensor, module.weight).flatten(1)
+        added = addition(self.method.name, self.place.name, self.slot, module)
+        weight = cast(Tensor, module.weight)
+        weight = (weight if added is None else effective(weight, added)).flatten(1)
         out = forward(*args, **kwargs)
         record = LayerRecord(to_tokens(args[0], self.layout), weight)
-        if state_of(module).original in (nn.Linear, nn.Conv2d):  # nothing is inside of this action but the plain layer
+        # nothing is inside of this action but the plain layer, and nothing is added outside of it
+        if state_of(module).original in (nn.Linear, nn.Conv2d) and added is None:
             bias = cast("Tensor | None", module.bias)
             record = replace(record, output=to_tokens(out, self.layout), bias=bias)
         method = cast(Penalty, self.method)

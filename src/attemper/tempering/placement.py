@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from attemper.methods.kinds import (
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 from attemper.sites import AttentionSite, MlpSite, Sites
+from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.composition import check_composition
 from attemper.tempering.embedding import PatchAction, ReuseAction
@@ -32,6 +33,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
+from attemper.tempering.wrapped import StandingAction, refuse_unknown_weight, slots_of
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Placement:
         self.actions: list[tuple[nn.Module, Action]] = []
         self.overrides: list[tuple[nn.Module, str, Any]] = []
         self.parameters = Parameters()
+        self.slots = slots_of(model)
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
@@ -132,6 +135,11 @@ class Placement:
                     f"{method.name} needs the Q, K and V projections of '{site.name}' ({type(site.module).__name__}), "
                     "and they were not found among its linear layers; leave it out with targets="
                 )
+            if wanted and site.projections is not None:
+                p, parts = site.projections, "qkv" if isinstance(method, Penalty) else ("q", "k", "v", "out")
+                for part in (getattr(p, name) for name in parts):
+                    if part is not None:
+                        refuse_unknown_weight(method.name, site.name, part.slot, part.module, part.weight)
 
     # -------------------------------------------------------------------------------------------------------- places
     def place(self, site: AttentionSite) -> Place:
@@ -150,7 +158,7 @@ class Placement:
         return replace(self.place(first), name=name)
 
     def layout(self, block: int, layer: nn.Module) -> Layout:
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(inner(layer), nn.Conv2d):
             return "channels_first"
         for site in self.sites.attentions:
             if site.block == block and isinstance(site.module, nn.MultiheadAttention):
@@ -171,7 +179,8 @@ class Placement:
             if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
-                    self.actions.append((patch.module, PatchAction(self.control, place, method, patch.patch)))
+                    action = PatchAction(self.control, place, method, patch.patch, self.slots.get(patch.module))
+                    self.actions += [(layer, action) for layer in with_inner(patch.module)]
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
                 self.place_blocks(method)
         if any(isinstance(method, LossTerm) for method in self.methods):
@@ -181,6 +190,10 @@ class Placement:
             self.switch_off_fast_path()
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
+        on_layers = {id(action): action for _, action in self.actions if getattr(action, "slot", None) is not None}
+        if on_layers:
+            watched = [(action, cast(Any, action).slot.layer) for action in on_layers.values()]
+            self.actions.append((self.model, StandingAction(self.control, watched)))
 
     def place_attention(self) -> None:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
@@ -243,10 +256,12 @@ class Placement:
         action = TokenAction(self.control, place, method.at(place), side, self.layout(block, layer))
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
-            reference = next(layer.parameters())
+            weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
+            reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
             action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
-        self.actions.append((layer, action))
+        action.slot = self.slots.get(layer) if is_linear(layer) or isinstance(inner(layer), nn.Conv2d) else None
+        self.actions += [(each, action) for each in (with_inner(layer) if action.slot else [layer])]
         return action
 
     def width_of(self, block: int, method: Method) -> int:
@@ -255,7 +270,7 @@ class Placement:
             if site.block == block and isinstance(site.module, nn.MultiheadAttention):
                 return int(site.module.embed_dim)
             if site.block == block and site.projections is not None:
-                return int(site.projections.q.matrix().shape[1])
+                return widths(site.projections.q.module)[0]
         for mlp in self.mlps:
             if mlp.block == block:
                 return _channels(mlp.firsts[0], "input")
@@ -276,10 +291,11 @@ class Placement:
         if isinstance(site.module, nn.MultiheadAttention):
             return site.name, site.module, "output"
         if site.projections is not None and site.projections.out is not None:
-            return site.name, site.projections.out.module, "output"
+            out = site.projections.out
+            return site.name, out.module if out.slot is None else out.slot.layer, "output"
         parent = self.model.get_submodule(site.name.rpartition(".")[0])
-        dense = getattr(getattr(parent, "output", None), "dense", None)
-        if isinstance(dense, nn.Linear):
+        dense: Any = getattr(getattr(parent, "output", None), "dense", None)
+        if is_linear(dense):
             return site.name, dense, "output"
         raise NoSiteError(
             f"the output projection of '{site.name}' ({type(site.module).__name__}) was not found among its layers, so "
@@ -291,11 +307,12 @@ class Placement:
             place = self.block_place(mlp.block, mlp.name)
             if not cast(Penalty, method).wants_mlp(place):
                 continue
-            for layer in mlp.firsts:
-                layout = self.layout(mlp.block, layer)
-                self.actions.append((layer, MlpPenaltyAction(self.control, place, method.at(place), "ff1", layout)))
-            layout = self.layout(mlp.block, mlp.last)
-            self.actions.append((mlp.last, MlpPenaltyAction(self.control, place, method.at(place), "ff2", layout)))
+            layers: list[tuple[nn.Module, Literal["ff1", "ff2"]]] = [(layer, "ff1") for layer in mlp.firsts]
+            for layer, which in (*layers, (mlp.last, "ff2")):
+                slot, plain, layout = self.slots.get(layer), inner(layer), self.layout(mlp.block, layer)
+                refuse_unknown_weight(method.name, mlp.name, slot, plain)
+                action = MlpPenaltyAction(self.control, place, method.at(place), which, layout, slot)
+                self.actions.append((plain, action))
 
     def place_blocks(self, method: Method) -> None:
         for block in self.blocks:
@@ -343,8 +360,9 @@ def _channels(layer: nn.Module, side: str) -> int:
     """How many channels the tokens have that go into a layer, or that come out of it."""
     if isinstance(layer, nn.MultiheadAttention):
         return int(layer.embed_dim)
-    weight = getattr(layer, "weight", None)
-    return 0 if weight is None else int(weight.shape[0 if side == "output" else 1])
+    if is_linear(layer) or isinstance(inner(layer), nn.Conv2d):
+        return widths(layer)[1 if side == "output" else 0]
+    return 0
 
 
 def _convolves(site: AttentionSite) -> bool:

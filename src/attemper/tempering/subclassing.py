@@ -138,6 +138,11 @@ def is_tempered(module: nn.Module) -> bool:
     return KEY in module.__dict__
 
 
+def is_made(module: nn.Module) -> bool:
+    """Whether a module is of a made class, tempered or not."""
+    return "_attemper_original" in type(module).__dict__
+
+
 def state_of(module: nn.Module) -> ModuleState:
     """What a tempered module carries."""
     state: ModuleState = module.__dict__[KEY]

@@ -1,4 +1,4 @@
-"""A trial run at `apply`: one training pass of a copy without weights, on the meta device, where an input can be made up.
+"""A trial run at `apply`: one training pass of a copy without weights, on the meta device, on an input that is made up.
 
 What the first training pass would refuse is refused before any training. A trial that fails in any other way says
 nothing: the input was not what the model wants, or the model cannot run without values.
@@ -39,7 +39,7 @@ def try_out(model: nn.Module) -> None:
         except AttemperError as error:
             error.add_note("(Found by a trial run of the model on the meta device, before any training.)")
             raise
-        except Exception:  # noqa: S112 - not what the model wants
+        except Exception:  # not what the model wants
             continue
         return
 
@@ -68,10 +68,10 @@ def without_weights(model: nn.Module) -> nn.Module | None:
                         if type(tensor) not in (Tensor, nn.Parameter):
                             return None  # a weight that is quantised or sharded
                         memo[id(tensor)] = _meta(tensor)
-    kept = [tensor for tensor in memo.values()]  # ids stay taken as long as the tensors live
+    kept = list(memo.values())  # ids stay taken as long as the tensors live
     try:
         twin = copy.deepcopy(model, memo)
-    except Exception:  # noqa: BLE001 - whatever a model holds that cannot be copied
+    except Exception:  # whatever a model holds that cannot be copied
         return None
     del kept
     for module in twin.modules():
