@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from attemper.recipe import describe
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, Entry, When
+from attemper.tempering.saving import save
 from attemper.tempering.subclassing import Action, is_tempered, restore, state_of
 
 PREFIX = "attemper"
@@ -228,6 +230,13 @@ class Tempered:
             for _ in range(passes - 1):
                 total = total + forward()
         return total / passes
+
+    def save(self, folder: str | Path) -> None:
+        """Write the weights, the recipe and its options into a folder, from which `attemper.load` restores them.
+
+        The folder gets `model.safetensors` and `attemper.json`, each of them whole or not at all.
+        """
+        save(self.model, self.control, Path(folder))
 
     def remove(self) -> None:
         """Make the model what it was before: same classes, same attributes, same outputs in training and eval."""

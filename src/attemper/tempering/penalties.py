@@ -47,6 +47,8 @@ class Control:
     """The same before the first block, as far as the arguments of the block tell."""
     embedded: list[tuple[str, Tensor, Tensor]] | None = None
     """While two passes are compared: the name, the image and the tokens of every patch embedding in the first one."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The keywords that apply was given, for a file that says them."""
 
     def on(self, training: bool) -> bool:
         """Whether what acts in training acts now."""

@@ -63,6 +63,7 @@ class Placement:
         self.actions: list[tuple[nn.Module, Action]] = []
         self.overrides: list[tuple[nn.Module, str, Any]] = []
         self.parameters = Parameters()
+        self.named: dict[str, str] = {}
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
@@ -244,10 +245,17 @@ class Placement:
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
             reference = next(layer.parameters())
-            action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
+            action.parameters, action.parameter = self.parameters, self.parameter_name(method, name, side)
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         self.actions.append((layer, action))
         return action
+
+    def parameter_name(self, method: Method, name: str, side: str) -> str:
+        """What a parameter is called: in capitals, since Transformers renames what reads like a module in its files."""
+        key = f"{method.name}_{name}_{side}".replace(".", "_").upper()
+        while self.named.setdefault(key, name) != name:  # another module's, as of 'a.b' beside 'a_b'
+            key += "_"
+        return key
 
     def width_of(self, block: int, method: Method) -> int:
         """How many channels the tokens of a block have, by the layers that read them; a block itself does not say."""
