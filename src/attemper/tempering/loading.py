@@ -14,7 +14,7 @@ from attemper.errors import AlreadyAppliedError, NoSiteError, ParameterError, Re
 from attemper.files import WEIGHTS, read_weights
 from attemper.tempering.applying import apply
 from attemper.tempering.handle import Tempered
-from attemper.tempering.pretrained import config_entry, entry_of, is_pretrained, read_parameters, source_of
+from attemper.tempering.pretrained import config_entry, entry_of, is_pretrained, read_parameters, source_name, source_of
 from attemper.tempering.records import (
     Record,
     added_parameters,
@@ -98,7 +98,7 @@ def _load_pretrained(model: nn.Module, folder: Path | None) -> Tempered:
     where = f"config.attemper of this {type(model).__name__}"
     if folder is not None:
         where, theirs = f"'{folder / 'config.json'}'", config_entry(folder)
-        if theirs != entry and source_of(model).resolve() != folder.resolve():
+        if theirs != entry and (not source_name(model) or Path(source_name(model)).resolve() != folder.resolve()):
             raise UnreadableError(
                 f"this {type(model).__name__} was not loaded from '{folder}', where only the parameters of methods are "
                 "read: call from_pretrained(folder) first"

@@ -67,7 +67,10 @@ class NoteAction(Action):
         try:
             yield
         finally:
-            delattr(config, ENTRY) if before is None else setattr(config, ENTRY, before)
+            if before is None:
+                delattr(config, ENTRY)
+            else:
+                setattr(config, ENTRY, before)
 
 
 def notes(model: nn.Module, control: Control) -> list[tuple[nn.Module, Action]]:
@@ -115,9 +118,14 @@ def _targets(entry: dict[str, Any], name: str, module: nn.Module) -> list[str] |
 
 
 # ------------------------------------------------------------------------------------------------------------- files
+def source_name(model: nn.Module) -> str:
+    """The folder, or the name on the hub, from which Transformers loaded a model; empty where it was not loaded."""
+    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or "")
+
+
 def source_of(model: nn.Module) -> Path:
     """The folder from which Transformers loaded a model."""
-    name = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "")
+    name = source_name(model)
     if name and Path(name).is_dir():
         return Path(name)
     with contextlib.suppress(Exception):  # not installed, not a name of the hub, not in its cache

@@ -120,7 +120,8 @@ def _rebuild(original: Any, rebuild: Any, args: Any) -> nn.Module:
 def _state(module: nn.Module) -> ModuleState:
     """The module's state, made with its class if there is none yet."""
     if KEY not in module.__dict__:
-        original: Any = type(module)
+        # A model that type(tempered_model) built has the made class already.
+        original: Any = type(module).__dict__.get("_attemper_original", type(module))
         module.__class__ = made_class(original)
         module.__dict__[KEY] = ModuleState(original)
     state: ModuleState = module.__dict__[KEY]
