@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from attemper.ops.stream import keep_mask
     from attemper.probes import diagnose
     from attemper.recipe import parse, render
-    from attemper.tempering import Tempered, apply
+    from attemper.tempering import Tempered, apply, load
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Tempered", "apply", "attention", "diagnose", "errors", "implementations", "keep_mask", "list_methods", "methods",
-    "parse", "render",
+    "Tempered", "apply", "attention", "diagnose", "errors", "implementations", "keep_mask", "list_methods", "load",
+    "methods", "parse", "render",
 ]  # fmt: skip
 
 HOMES = {
@@ -29,6 +29,7 @@ HOMES = {
     "implementations": "attemper.ops.dispatch",
     "keep_mask": "attemper.ops.stream",
     "list_methods": "attemper.methods.registry",
+    "load": "attemper.tempering",
     "parse": "attemper.recipe",
     "render": "attemper.recipe",
 }

@@ -52,6 +52,14 @@ class UnreadableError(AttemperError):
     """A file is missing, damaged, or not what it should be."""
 
 
+class UnsavableError(AttemperError, ValueError):
+    """A tempered model holds something that its files cannot hold."""
+
+
+class RecipeWarning(UserWarning):
+    """A model was trained with another recipe than the one that it has now."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """' Did you mean …?' with the nearest known name, or the empty string."""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

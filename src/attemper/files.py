@@ -8,7 +8,7 @@ import io
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -107,17 +107,21 @@ class Weights:
     """The metadata of a safetensors file; those of a run say which run it was."""
 
 
-def read_weights(path: str | Path) -> Weights:
+def read_weights(path: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> Weights:
     """The weights in a safetensors file, in a checkpoint of torch, or in the folder of a finished run.
 
     A checkpoint may hold tensors and plain containers; nothing in it is executed. Weights that lie under a name such as
     "state_dict", or that were saved from a wrapped model ("module."), are found too.
+
+    wanted: by their names, those to give; of a safetensors file, the others are not read.
     """
     path = Path(path)
     if path.is_dir():
         path = weights_in(path)
     try:
-        return _read_safetensors(path) if _is_safetensors(path) else Weights(path, _read_torch(path))
+        if _is_safetensors(path):
+            return _read_safetensors(path, wanted)
+        return Weights(path, {name: value for name, value in _read_torch(path).items() if wanted(name)})
     except FileNotFoundError:
         raise UnreadableError(f"There is no file '{path}' to read weights from.") from None
     except ModuleNotFoundError:
@@ -150,11 +154,12 @@ def _is_safetensors(path: Path) -> bool:
         return file.read(9)[8:] == b"{"
 
 
-def _read_safetensors(path: Path) -> Weights:
+def _read_safetensors(path: Path, wanted: Callable[[str], bool]) -> Weights:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        return Weights(path, {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {})  # noqa: SIM118
+        names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118
+        return Weights(path, {name: file.get_tensor(name) for name in names}, file.metadata() or {})
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:

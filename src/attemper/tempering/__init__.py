@@ -2,5 +2,6 @@
 
 from attemper.tempering.applying import apply
 from attemper.tempering.handle import PenaltyRow, Row, Tempered
+from attemper.tempering.loading import load
 
-__all__ = ["PenaltyRow", "Row", "Tempered", "apply"]
+__all__ = ["PenaltyRow", "Row", "Tempered", "apply", "load"]

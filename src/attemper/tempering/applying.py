@@ -14,6 +14,7 @@ from attemper.sites import find_sites
 from attemper.tempering.handle import PREFIX, Tempered
 from attemper.tempering.penalties import Control
 from attemper.tempering.placement import make_plan
+from attemper.tempering.pretrained import notes, warn_of_other_recipe
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
 
 
@@ -56,14 +57,18 @@ def apply(
             "tempered.loss(forward, criterion)"
         )
     sites = find_sites(model, targets)
-    control = Control(methods, sites.left_alone, auto_penalty)
+    options = {"targets": targets, "impl": impl, "auto_penalty": auto_penalty}
+    control = Control(methods, sites.left_alone, auto_penalty, options=options)
     plan = make_plan(model, methods, sites, control, impl)
+    warn_of_other_recipe(model, control, len(sites.blocks))
     for module, action in plan.actions:
         add_action(module, action)
     for module, name, value in plan.overrides:
         override(module, name, value)
     if any(True for _ in plan.parameters.parameters()):
         model.add_module(PREFIX, plan.parameters)
+    for module, note in notes(model, control):
+        add_action(module, note)
     return Tempered(model, control)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, When
 from attemper.tempering.root import applied_by, total
+from attemper.tempering.saving import save
 from attemper.tempering.subclassing import Action, is_made, is_tempered, restore, state_of
 
 PREFIX = "attemper"
@@ -272,6 +274,13 @@ class Tempered:
             for _ in range(passes - 1):
                 total = total + forward()
         return total / passes
+
+    def save(self, folder: str | Path) -> None:
+        """Write the weights, the recipe and its options into a folder, from which `attemper.load` restores them.
+
+        The folder gets `model.safetensors` and `attemper.json`, each of them whole or not at all.
+        """
+        save(self.model, self.control, Path(folder))
 
     def remove(self) -> None:
         """Make the model what it was before: same classes, same attributes, same outputs in training and eval."""

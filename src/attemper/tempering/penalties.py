@@ -31,6 +31,8 @@ class Control:
     """Whether the user was told that the factor of the loss cannot be seen."""
     last_backward: tuple[int, int] | None = None
     """Of the last backward pass under auto_penalty: the sum of the weights' versions, and its number."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The keywords that apply was given, for a file that says them."""
     ledgers: Ledgers = field(default_factory=Ledgers)
     compares: bool = field(init=False)
     """Whether the recipe compares two passes."""

@@ -66,6 +66,7 @@ class Placement:
         self.overrides: list[tuple[nn.Module, str, Any]] = []
         self.parameters = Parameters()
         self.slots = slots_of(model)
+        self.named: dict[str, str] = {}
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
@@ -259,10 +260,19 @@ class Placement:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
             reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
             action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
+            reference = next(layer.parameters())
+            action.parameters, action.parameter = self.parameters, self.parameter_name(method, name, side)
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         action.slot = self.slots.get(layer) if is_linear(layer) or isinstance(inner(layer), nn.Conv2d) else None
         self.actions += [(each, action) for each in (with_inner(layer) if action.slot else [layer])]
         return action
+
+    def parameter_name(self, method: Method, name: str, side: str) -> str:
+        """What a parameter is called: in capitals, since Transformers renames what reads like a module in its files."""
+        key = f"{method.name}_{name}_{side}".replace(".", "_").upper()
+        while self.named.setdefault(key, name) != name:  # another module's, as of 'a.b' beside 'a_b'
+            key += "_"
+        return key
 
     def width_of(self, block: int, method: Method) -> int:
         """How many channels the tokens of a block have, by the layers that read them; a block itself does not say."""

@@ -5,8 +5,10 @@ activation checkpointing, replicas. The made class keeps the original's name, so
 `isinstance` sees a difference.
 """
 
+import contextlib
 import functools
 import inspect
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -35,6 +37,10 @@ class Action:
 
     def resolve(self, methods: dict[str, Method]) -> None:
         """Take over new rates from the methods as the user wrote them."""
+
+    def saving(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Context manager: what holds while the module's own `save_pretrained` runs."""
+        return contextlib.nullcontext()
 
 
 @dataclass
@@ -84,6 +90,13 @@ def made_class(original: Any) -> Any:
         args = tuple(original if arg is made else arg for arg in args)
         return (_rebuild, (original, rebuild, args), *rest)
 
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.__dict__.get(KEY)
+        with contextlib.ExitStack() as stack:
+            for action in state.actions if state is not None and state.original is original else ():
+                stack.enter_context(action.saving(self))
+            return super(made, self).save_pretrained(*args, **kwargs)
+
     body = {
         "forward": forward,
         "__reduce_ex__": reduce,
@@ -91,6 +104,8 @@ def made_class(original: Any) -> Any:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
+    if callable(own := getattr(original, "save_pretrained", None)):
+        body["save_pretrained"] = functools.wraps(own)(save_pretrained)
     made: Any = type(original)(original.__name__, (original,), body)
     made._attemper_original = original
     return made
@@ -105,7 +120,8 @@ def _rebuild(original: Any, rebuild: Any, args: Any) -> nn.Module:
 def _state(module: nn.Module) -> ModuleState:
     """The module's state, made with its class if there is none yet."""
     if KEY not in module.__dict__:
-        original: Any = type(module)
+        # A model that type(tempered_model) built has the made class already.
+        original: Any = type(module).__dict__.get("_attemper_original", type(module))
         module.__class__ = made_class(original)
         module.__dict__[KEY] = ModuleState(original)
     state: ModuleState = module.__dict__[KEY]
