@@ -159,7 +159,7 @@ def _unknown_addition(adapter: Any) -> str | None:
         return f"it is wrapped in {kind(adapter)}, and only what LoRA adds to a weight is known"
     variants = getattr(adapter, "lora_variant", {})
     for name in _active(adapter):
-        if False and getattr(adapter, "use_dora", {}).get(name, False):
+        if name in variants or getattr(adapter, "use_dora", {}).get(name, False):
             variant = kind(variants[name]) if name in variants else "DoRA"
             return f"it is wrapped in {kind(adapter)}, and its adapter '{name}' is no plain LoRA but {variant}"
     return None
