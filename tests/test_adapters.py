@@ -343,12 +343,13 @@ def test_what_is_inside_a_peft_model_can_be_tempered_by_itself(order):
 
 TRACED = [
     ("apply first", "arora(v=0.5, ff=0.4)"),
-    pytest.param("adapters first", "ffdropout(0.3) + dropconnect(0.3)", marks=pytest.mark.slow),
-    pytest.param("adapters first", EXPLICIT, marks=pytest.mark.slow),
-    pytest.param("apply first", "dropconnect(0.3)", marks=pytest.mark.slow),
+    ("apply first", "dropconnect(0.3)"),
+    ("adapters first", "ffdropout(0.3) + dropconnect(0.3)"),
+    ("adapters first", EXPLICIT),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "recipe"), TRACED)
 def test_adapted_models_are_traced_whole(order, recipe):
     torch._dynamo.reset()
