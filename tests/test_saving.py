@@ -42,7 +42,7 @@ RECORD = "attemper.json"
 
 
 class Tied(nn.Module):
-    """A model of one's own whose head is its embedding, with a parameter that is not contiguous and two views."""
+    """A model of one's own whose head is its embedding, with strides of its own and two views that overlap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class Tied(nn.Module):
         self.turned = nn.Parameter(torch.randn(16, 16).T)
         self.head = nn.Linear(16, 20, bias=False)
         self.head.weight = self.embed.weight
-        both = torch.randn(2, 16)
-        self.register_buffer("scale", both[0])
-        self.register_buffer("shift", both[1])
+        both = torch.randn(17)
+        self.register_buffer("scale", both[:16])
+        self.register_buffer("shift", both[1:])
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.encoder(self.embed(tokens)) @ self.turned

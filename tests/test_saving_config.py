@@ -136,6 +136,7 @@ def test_remove_after_load_gives_back_what_from_pretrained_made(tmp_path: Path) 
     attemper.load(model).remove()
     assert torch.equal(VIT.outputs(model), before)
     assert model.config.__dict__ == entry
+    assert type(model) is type(build(VIT.family)), "type(tempered_model).from_pretrained gives no nested class"
 
 
 def test_apply_says_what_a_checkpoint_was_trained_with(tmp_path: Path) -> None:

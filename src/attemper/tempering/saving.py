@@ -54,10 +54,9 @@ def _check_root(model: nn.Module, control: Control) -> None:
 
 def tempered_root(model: nn.Module) -> str | None:
     """The name of the module that apply was called with; None: nothing is tempered."""
-    for name, module in model.named_modules():
-        if is_tempered(module) and any(isinstance(action, RootAction) for action in state_of(module).actions):
-            return name
-    return None
+    tempered = [(name, state_of(module)) for name, module in model.named_modules() if is_tempered(module)]
+    roots = (name for name, state in tempered if any(isinstance(action, RootAction) for action in state.actions))
+    return next(roots, None)
 
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
