@@ -33,17 +33,18 @@ HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhea
 def computes_attention(module: nn.Module) -> bool:
     """Whether this module itself, not one inside it, computes attention.
 
-    A class that calls torch's attention function does. One that calls softmax does where it has Q and K projections
-    and is called attention: softmax alone says too little.
+    A class that calls torch's attention function does. One that calls softmax, or holds or makes an nn.Softmax, does
+    where it has a projection for Q, K or V and is called attention: softmax alone says too little.
     """
     if isinstance(module, nn.MultiheadAttention):
         return True
     cls = original_class(module)
-    names = _names(cls)
+    names = names_in(cls)
     if names & FUSED:
         return True
     called = cls.__name__.lower()
-    return "softmax" in names and any(word in called for word in CALLED) and find_projections(module) is not None
+    softmax = "softmax" in names or "Softmax" in names or any(isinstance(m, nn.Softmax) for m in module.children())
+    return softmax and any(word in called for word in CALLED) and _has_projection(module)
 
 
 def original_class(module: nn.Module) -> Any:
@@ -55,7 +56,7 @@ def original_class(module: nn.Module) -> Any:
 
 
 @functools.cache
-def _names(cls: Any) -> frozenset[str]:
+def names_in(cls: Any) -> frozenset[str]:
     """Every global, attribute and method name that a class's forward mentions, itself or through helpers."""
     found: set[str] = set()
     seen: set[CodeType] = set()
@@ -98,6 +99,12 @@ def _helpers(cls: type, function: FunctionType, names: set[str]) -> Iterator[Any
             continue
         if isinstance(inner, FunctionType) and inner.__name__ == "forward":
             yield inner
+
+
+def _has_projection(module: nn.Module) -> bool:
+    """Whether a layer has one of the names that people give to projections of queries, keys or values."""
+    names = {*PACKED, *(name for group in (*SEPARATE, *SHARED_KV, *SHARED_QK) for name in group)}
+    return any(_is_linear(getattr(module, name, None)) for name in names)
 
 
 def find_heads(module: nn.Module) -> int | None:

@@ -77,4 +77,12 @@ class AttentionAction(Action):
                 "logits: the recipe would have had no effect. A Transformers model may need "
                 "attn_implementation='sdpa'; otherwise leave the module out with targets=."
             )
+        missing = calls.unmapped
+        if len(missing) > 0:
+            names = " and ".join(method.name for method in self.weight_maps)
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) computed its {', '.join(missing)} projection in another "
+                f"way than by F.linear with its weight: {names} would not have acted on it. Leave the module out with "
+                "targets=."
+            )
         return out

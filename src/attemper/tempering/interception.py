@@ -51,6 +51,8 @@ class AttentionInterceptor(TorchFunctionMode):
         self.packed_bias: Tensor | None = None
         self.only_observes = len(self.methods) == 0 and len(self.maps) == 0 and action.impl == "auto"
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
+        self.mapped: list[Tensor] = []
+        """The weights that weight maps have changed."""
         self.blurred = False
         self.waiting = False
         """Whether the weights of the softmax have not met the values yet, and penalties wait for that."""
@@ -241,6 +243,8 @@ class AttentionInterceptor(TorchFunctionMode):
         return out
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
+        if self.maps:
+            self.mapped.append(weight)
         for method in self.maps:
             weight = method.map_weight(weight, Stream(draw_seed(input)))
         return weight
@@ -250,8 +254,18 @@ class AttentionInterceptor(TorchFunctionMode):
             return
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
             weight = getattr(call, name)
-            if weight is not None:
+            if weight is not None and weight.numel() > 0:  # some hand over an empty one beside separate ones
                 setattr(call, name, self.map_weight(weight, call.query))
+
+    @property
+    def unmapped(self) -> list[str]:
+        """The projections whose weight should have been mapped, and was not seen."""
+        projections = self.action.projections
+        if not self.maps or projections is None:
+            return []
+        parts = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
+        weights = {name: part.parameter for name, part in parts.items() if part is not None}
+        return [name for name, weight in weights.items() if not any(weight is mapped for mapped in self.mapped)]
 
     def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, ...]) -> None:
         biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)

@@ -1,12 +1,13 @@
-"""What happens round layers of MLPs, and round blocks."""
+"""What happens round the layers of MLPs, and where tokens enter a block."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, LayerRecord, Penalty, TokenMap, Tokens
+from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.tempering.padding import padding_in_arguments
@@ -56,6 +57,9 @@ class TokenAction(Action):
         if self.masks is not None:
             self.control.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
         if self.side == "input":
+            if len(args) == 0:
+                name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+                return forward(**{**kwargs, name: self.map(kwargs[name])})
             return forward(self.map(args[0]), *args[1:], **kwargs)
         out = forward(*args, **kwargs)
         if isinstance(out, tuple):
@@ -66,6 +70,8 @@ class TokenAction(Action):
         """Bring x into (B, N, C), map it, and bring it back."""
         method = cast(TokenMap, self.method)
         tokens = to_tokens(x, self.layout)
+        if method.mixes_tokens and not torch.compiler.is_compiling():
+            self.vain = "it mixes tokens, and there was only one" if tokens.shape[1] == 1 else None
         real = self.control.entry_padding if self.masks is not None else self.control.padding.get(self.place.block)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
@@ -113,7 +119,8 @@ class MlpPenaltyAction(Action):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         weight = cast(Tensor, module.weight).flatten(1)
         out = forward(*args, **kwargs)
-        record = LayerRecord(to_tokens(args[0], self.layout), weight)
+        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
+        record = LayerRecord(to_tokens(x, self.layout), weight)
         if state_of(module).original in (nn.Linear, nn.Conv2d):  # nothing is inside of this action but the plain layer
             bias = cast("Tensor | None", module.bias)
             record = replace(record, output=to_tokens(out, self.layout), bias=bias)
@@ -121,32 +128,3 @@ class MlpPenaltyAction(Action):
         for component, term in method.mlp_terms(self.which, record, self.place).items():
             self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, method.sums))
         return out
-
-
-@dataclass
-class BlockAction(Action):
-    """Maps what went into a block and what came out of it."""
-
-    control: Control
-    place: Place
-    method: Method
-
-    def resolve(self, methods: dict[str, Method]) -> None:
-        self.method = methods[self.method.name].at(self.place)
-
-    def acts(self, training: bool) -> bool:
-        return self.control.on(training) and not self.method.idle
-
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        after = out[0] if isinstance(out, tuple) else out
-        before = next((x for x in tensors(args, kwargs) if x.shape == after.shape), None)
-        if before is None:  # a block that changes the shape of its tokens cannot be skipped
-            return out
-        mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after)))
-        return (mapped, *out[1:]) if isinstance(out, tuple) else mapped
-
-
-def tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that a module was called with."""
-    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]

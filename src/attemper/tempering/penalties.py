@@ -33,6 +33,7 @@ class Control:
     methods: tuple[Method, ...]
     """The methods as the user wrote them."""
     left_alone: dict[str, str]
+    partial: bool = field(default=False, kw_only=True)
     auto_penalty: bool = False
     loss_scale: float | Callable[[], float] = 1.0
     batch_share: float = 1.0

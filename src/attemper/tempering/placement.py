@@ -21,11 +21,13 @@ from attemper.methods.kinds import (
 )
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
-from attemper.sites import AttentionSite, MlpSite, Sites
+from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
 from attemper.tempering.attention import AttentionAction
+from attemper.tempering.blocks import BlockAction, branches, is_container, without_forward
 from attemper.tempering.composition import check_composition
+from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import BlockAction, Layout, MlpPenaltyAction, Parameters, TokenAction
+from attemper.tempering.layers import Layout, MlpPenaltyAction, Parameters, TokenAction
 from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalties import Control
@@ -66,6 +68,7 @@ class Placement:
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
+        self.names = {module: name for name, module in model.named_modules()}
 
     # ------------------------------------------------------------------------------------------------------ checks
     def check(self, method: Method) -> None:
@@ -181,6 +184,25 @@ class Placement:
             self.switch_off_fast_path()
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
+            self.actions.append((self.model, self.coverage()))
+
+    def coverage(self) -> CoverageAction:
+        """What checks the first training pass."""
+        places = [self.place(site) for site in self.sites.attentions]
+        on_attention = any(
+            isinstance(method, Perturbation | WeightMap)
+            or (isinstance(method, TokenMap) and "attention_end" in method.positions)
+            or (isinstance(method, Penalty) and any(map(method.wants_attention, places)))
+            for method in self.methods
+        )
+        changed = {layer for layer, _ in self.actions}
+        mlps = [mlp for mlp in self.mlps if changed & {*mlp.firsts, mlp.last}]
+        return CoverageAction(
+            self.control,
+            tuple(site.name for site in self.sites.attentions),
+            tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
+            on_attention and self.sites.targeted is None,
+        )
 
     def place_attention(self) -> None:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
@@ -227,6 +249,8 @@ class Placement:
                     self.add_tokens(method, kind, site.block, *self.end_of_attention(site))
             elif position == "entry":
                 first = self.blocks[0]
+                if is_container(first.module):
+                    raise NoSiteError(without_forward(method, first))
                 action = self.add_tokens(method, kind, first.index, first.name, first.module, "input")
                 action.masks = mask_positions(type(first.module).forward) if kind.needs_padding else None
             else:
@@ -298,17 +322,32 @@ class Placement:
             self.actions.append((mlp.last, MlpPenaltyAction(self.control, place, method.at(place), "ff2", layout)))
 
     def place_blocks(self, method: Method) -> None:
+        placed = len(self.actions)
         for block in self.blocks:
             place = self.block_place(block.index, block.name)
             here = method.at(place)
+            inside = branches(self.sites, block, self.names)
+            removed = method.removes(place) if isinstance(method, SkipRemover) else (True, True)
+            wanted = (removed[0] and inside.attentions > 0) or (removed[1] and len(inside.mlps) > 0)
+            if not wanted or not self.runs(method, block):
+                continue
             if isinstance(method, BlockMap):
-                self.actions.append((block.module, BlockAction(self.control, place, here)))
-            if isinstance(method, BranchMap) or (isinstance(method, SkipRemover) and any(method.removes(place))):
-                attentions = sum(site.block == block.index for site in self.sites.attentions)
-                attentions += sum(name.startswith(block.name + ".") for name in self.sites.left_alone)
-                mlps = sum(mlp.block == block.index for mlp in self.sites.mlps)
+                self.actions.append(
+                    (block.module, BlockAction(self.control, place, here, *inside, partial=self.control.partial))
+                )
+            if isinstance(method, BranchMap | SkipRemover):
                 layout = self.layout(block.index, block.module)
-                self.actions.append((block.module, SkipAction(self.control, place, here, attentions, mlps, layout)))
+                self.actions.append((block.module, SkipAction(self.control, place, here, *inside, layout)))
+        if len(self.actions) == placed:
+            raise NoSiteError(self.nothing(method, "blocks that have what it changes and run as one module"))
+
+    def runs(self, method: Method, block: BlockSite) -> bool:
+        """Whether a block has a forward of its own; if it has none, the method is refused unless it may act in part."""
+        if not is_container(block.module):
+            return True
+        if self.control.partial:
+            return False
+        raise NoSiteError(without_forward(method, block))
 
     # ------------------------------------------------------------------------------------------- the model's own things
     def refuse_or_replace(self, method: Method) -> None:
