@@ -25,7 +25,7 @@ SEPARATE = (
 )
 SHARED_KV = (("q", "kv"), ("to_q", "to_kv"), ("q_proj", "kv_proj"), ("query", "key_value"))
 SHARED_QK = (("qk", "v"), ("to_qk", "to_v"), ("qk_proj", "v_proj"))
-OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo")
+OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo", "dense")
 CALLED = ("attn", "attention", "mhsa", "mha", "multihead")
 HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhead")
 
@@ -119,7 +119,7 @@ def find_heads(module: nn.Module) -> int | None:
 
 def find_projections(module: nn.Module) -> Projections | None:
     """Where Q, K and V come from, by the names that people give their layers; None where that is not clear."""
-    out = next((Projection(layer) for name in OUT if _is_linear(layer := getattr(module, name, None))), None)
+    out = next((Projection(layer) for name in OUT if _is_linear(layer := _only(getattr(module, name, None)))), None)
     if isinstance(module, nn.MultiheadAttention):
         return _multihead(module, out)
     for name in PACKED:
@@ -159,6 +159,14 @@ def _halves(layer: Any) -> tuple[Projection, Projection] | None:
         return None
     half = layer.weight.shape[0] // 2
     return Projection(layer, rows=(0, half)), Projection(layer, rows=(half, 2 * half))
+
+
+def _only(layer: Any) -> Any:
+    """The one linear layer of a list, such as one of a linear layer and dropout; anything else as it is."""
+    if not isinstance(layer, nn.Sequential | nn.ModuleList):
+        return layer
+    linear = [part for part in layer if _is_linear(part)]
+    return linear[0] if len(linear) == 1 else layer
 
 
 def _is_linear(layer: Any) -> TypeGuard[nn.Linear | nn.Conv2d]:

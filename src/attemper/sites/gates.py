@@ -13,8 +13,8 @@ POOLS = ("pool", "mean", "reduce_mean")
 def is_gate(module: nn.Module, holder: nn.Module | None, firsts: tuple[nn.Module, ...], last: nn.Module) -> bool:
     """Whether two layers squeeze and excite: pooled features → narrow → wide → sigmoid → a factor for each channel.
 
-    module: what holds the two layers; holder: the module above whose forward calls it. What pools and squashes is looked
-    for in both. A feed-forward network that is merely narrow does neither.
+    module: what holds the two layers; holder: the module above whose forward calls it. What pools and squashes is
+        looked for in both. A feed-forward network that is merely narrow does neither.
     """
     if isinstance(module, nn.Sequential) and _ends_squashed(module, last):
         return True

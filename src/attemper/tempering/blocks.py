@@ -43,9 +43,9 @@ def is_container(module: nn.Module) -> bool:
 def without_forward(method: Method, block: BlockSite) -> str:
     """Why a method cannot act on a block that is only a list of parts."""
     return (
-        f"{method.name} cannot act on block '{block.name}', a {type(block.module).__name__}: its parts are run, and added "
-        "to the residual stream, outside of any module of the block. Leave it out with targets=, or write partial=True "
-        "to apply the method where it can act."
+        f"{method.name} cannot act on block '{block.name}', a {type(block.module).__name__}: its parts are run, and "
+        "added to the residual stream, outside of any module of the block. Leave it out with targets=, or write "
+        "partial=True to apply the method where it can act."
     )
 
 
@@ -53,8 +53,8 @@ def without_forward(method: Method, block: BlockSite) -> str:
 class BlockAction(Action):
     """Maps what went into a block and what came out of it.
 
-    A block may be skipped only where all of its branches are added to its input inside of it: otherwise its input is not
-    what the network would have without the block. That is watched in the first pass, and whenever it is compiled.
+    A block may be skipped only where all of its branches are added to its input inside of it: otherwise its input is
+    not what the network would have without the block. That is watched in the first pass, and whenever it is compiled.
     """
 
     control: Control

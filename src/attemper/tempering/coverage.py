@@ -75,8 +75,8 @@ class CoverageAction(Action):
         if watch.gates:
             raise UnmetError(
                 f"{listed(module, watch.gates)}: taken for a feed-forward network, but what it computes becomes a "
-                "factor for all positions of a sample, as in squeeze-and-excite. Choose the modules that are meant with "
-                "targets=."
+                "factor for all positions of a sample, as in squeeze-and-excite. Choose the modules that are meant "
+                "with targets=."
             )
         if watch.outside and self.everywhere and not self.control.partial:
             calls = sum(watch.outside.values())
@@ -87,7 +87,7 @@ class CoverageAction(Action):
             )
 
     def check_actions(self, module: nn.Module) -> bool:
-        """Raise for what has not run, or had no effect. False: it may still run, in a model that drops layers itself."""
+        """Raise for what has not run, or had no effect. False: it may still run, where a model drops layers itself."""
         expected = list(self.expected(module))
         ran = {kind_of(name, action) for name, _, action in expected if action.ran}
         missing = [(name, action) for name, _, action in expected if kind_of(name, action) not in ran]

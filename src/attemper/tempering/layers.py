@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens
+from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.tempering.padding import padding_in_arguments
@@ -98,6 +99,26 @@ def from_tokens(tokens: Tensor, like: Tensor, layout: Layout) -> Tensor:
     if layout == "sequence_first" and like.dim() == 3:
         return tokens.transpose(0, 1)
     return tokens.reshape(like.shape)
+
+
+@dataclass
+class WeightAction(Action):
+    """Maps the weight of one linear layer."""
+
+    control: Control
+    place: Place
+    method: Method
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.method = methods[self.method.name].at(self.place)
+
+    def acts(self, training: bool) -> bool:
+        return self.control.on(training) and not self.method.idle
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        x: Tensor = args[0]
+        weight = cast(WeightMap, self.method).map_weight(cast(Tensor, module.weight), Stream(draw_seed(x)))
+        return F.linear(x, weight, cast("Tensor | None", module.bias))
 
 
 @dataclass

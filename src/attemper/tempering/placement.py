@@ -27,10 +27,11 @@ from attemper.tempering.blocks import BlockAction, branches, is_container, witho
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import Layout, MlpPenaltyAction, Parameters, TokenAction
+from attemper.tempering.layers import Layout, MlpPenaltyAction, Parameters, TokenAction, WeightAction
 from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalties import Control
+from attemper.tempering.projecting import dense_behind, missing_projections
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
@@ -128,13 +129,13 @@ class Placement:
 
     def check_projections(self, method: Method) -> None:
         for site in self.sites.attentions:
-            wanted = not isinstance(method, Penalty) or method.wants_attention(self.place(site))
-            convolves = isinstance(method, WeightMap) and _convolves(site)
-            if wanted and (site.projections is None or convolves):
-                raise NoSiteError(
-                    f"{method.name} needs the Q, K and V projections of '{site.name}' ({type(site.module).__name__}), "
-                    "and they were not found among its linear layers; leave it out with targets="
-                )
+            if not isinstance(method, Penalty) or method.wants_attention(self.place(site)):
+                what = missing_projections(self.model, site, isinstance(method, WeightMap))
+                if what is not None:
+                    raise NoSiteError(
+                        f"{method.name} needs the {what} of '{site.name}' ({type(site.module).__name__}), and they "
+                        "were not found among its linear layers; leave it out with targets="
+                    )
 
     # -------------------------------------------------------------------------------------------------------- places
     def place(self, site: AttentionSite) -> Place:
@@ -219,6 +220,9 @@ class Placement:
             seen.add(site.block)
             if action.perturbations or action.penalties or action.weight_maps or action.watchers:
                 self.actions.append((site.module, action))
+            dense = dense_behind(self.model, site)
+            if site.projections is not None and site.projections.out is None and dense is not None:
+                self.actions += [(dense, WeightAction(self.control, place, method)) for method in on_weights]
 
     def watch(self, action: AttentionAction) -> None:
         """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block."""
@@ -301,9 +305,8 @@ class Placement:
             return site.name, site.module, "output"
         if site.projections is not None and site.projections.out is not None:
             return site.name, site.projections.out.module, "output"
-        parent = self.model.get_submodule(site.name.rpartition(".")[0])
-        dense = getattr(getattr(parent, "output", None), "dense", None)
-        if isinstance(dense, nn.Linear):
+        dense = dense_behind(self.model, site)
+        if dense is not None:
             return site.name, dense, "output"
         raise NoSiteError(
             f"the output projection of '{site.name}' ({type(site.module).__name__}) was not found among its layers, so "
@@ -384,12 +387,6 @@ def _channels(layer: nn.Module, side: str) -> int:
         return int(layer.embed_dim)
     weight = getattr(layer, "weight", None)
     return 0 if weight is None else int(weight.shape[0 if side == "output" else 1])
-
-
-def _convolves(site: AttentionSite) -> bool:
-    """Whether a projection is a 1 × 1 convolution, whose weight is not caught."""
-    p = site.projections
-    return p is not None and any(isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v))
 
 
 def _first_of(names: list[str]) -> str:
