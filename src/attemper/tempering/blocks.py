@@ -100,7 +100,7 @@ class BlockAction(Action):
     def first_time(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """The same, watched."""
         inputs = tensors(args, kwargs)
-        versions, copies = [x._version for x in inputs], [x.clone() for x in inputs]
+        copies = [x.clone() for x in inputs]
         watch = self.watch(module, inputs)
         with watch:
             out = forward(*args, **kwargs)
@@ -111,14 +111,13 @@ class BlockAction(Action):
                 self.refuse(module, reason)
             self.vain = f"'{self.place.name}' {reason}"
             return out
-        self.overwrites = inputs[number]._version != versions[number]
+        self.overwrites = watch.overwrites
         self.stream = number
         return self.map(copies[number], out)
 
     def compiled(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """The same while it is traced, where watching costs nothing later."""
         inputs = tensors(args, kwargs)
-        versions = [x._version for x in inputs]
         watch = self.watch(module, inputs)
         with watch:
             out = forward(*args, **kwargs)
@@ -128,7 +127,7 @@ class BlockAction(Action):
                 self.refuse(module, reason)
             return out
         number = watch.origin(first_tensor(out))
-        if inputs[number]._version != versions[number]:
+        if watch.overwrites:
             self.refuse(module, "adds to its input in place, which is not followed where it is compiled")
         return self.map(inputs[number], out)
 

@@ -104,10 +104,9 @@ class CallWatch(TorchFunctionMode):
             weights = self.weights.of(args[:2])
             if weights is not None:
                 self.weights.put(out, weights)
-        if func in SQUASHES or func in VIEWS:
-            pooled = self.pooled.of(args[:1])
-            if pooled is not None:
-                self.pooled.put(out, pooled)
+        pooled = self.pooled.of(args)
+        if pooled is not None and isinstance(out, Tensor) and (out.numel() == pooled[1] or func in VIEWS):
+            self.pooled.put(out, pooled)
 
 
 def running_modules() -> Iterator[nn.Module]:
@@ -146,9 +145,4 @@ VIEWS = (
     Tensor.squeeze, Tensor.unsqueeze, Tensor.expand, Tensor.expand_as, Tensor.__getitem__, Tensor.to, Tensor.type_as,
     Tensor.float, Tensor.half, Tensor.bfloat16,
     torch.reshape, torch.flatten, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze,
-)  # fmt: skip
-SQUASHES = (
-    torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_, F.hardsigmoid, F.relu6, F.hardtanh, torch.tanh, Tensor.tanh,
-    torch.clamp, Tensor.clamp, Tensor.div, Tensor.__truediv__, torch.div, *MULTIPLICATIONS,
-    torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__,
 )  # fmt: skip

@@ -44,6 +44,9 @@ class Residuals(TorchFunctionMode):
         """What the branches were made of that were added to the stream, in order."""
         self.since = 0
         """What was computed since the last sum."""
+        self.overwrites = False
+        """Whether an input was changed in place."""
+        self.inputs = inputs
         for number, x in enumerate(inputs):
             self.follow(x, number)
 
@@ -54,6 +57,9 @@ class Residuals(TorchFunctionMode):
             if left >= 0 or right >= 0:
                 return self.sum(func, args, left, right)
         out = func(*args, **kwargs)
+        if func in CHANGES and self.origin(args[0]) >= 0:  # what was the stream is something else now
+            self.overwrites = self.overwrites or any(args[0] is x for x in self.inputs)
+            del self.origins[id(args[0])]
         if func in SAME_STREAM and len(args) > 0 and self.origin(args[0]) >= 0:
             self.follow(out, self.origin(args[0]))
             return out
@@ -72,6 +78,8 @@ class Residuals(TorchFunctionMode):
     def sum(self, func: Any, terms: Any, left: int, right: int) -> Tensor:
         """An addition that has the stream among its terms."""
         origin, branch = (left, terms[1]) if left >= 0 else (right, terms[0])
+        if func in IN_PLACE and any(terms[0] is x for x in self.inputs):
+            self.overwrites = True
         both = left >= 0 and right >= 0
         made_of = 0 if both else self.made_of((branch,))
         if not made_of & STREAM and not isinstance(branch, nn.Parameter) and not both:
@@ -134,9 +142,8 @@ def looked_up(table: dict[int, tuple[Any, int]], x: Any, missing: int) -> int:
     found = table.get(id(x))
     if found is None:
         return missing
-    if torch.compiler.is_compiling():
-        return found[1]
-    return found[1] if found[0]() is x else missing
+    same = found[0] if isinstance(found[0], Tensor) else found[0]()
+    return found[1] if same is x else missing
 
 
 def is_attention(func: Any) -> bool:
@@ -183,6 +190,11 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
 IN_PLACE = (Tensor.add_, Tensor.__iadd__)
+CHANGES = (
+    Tensor.mul_, Tensor.__imul__, Tensor.sub_, Tensor.__isub__, Tensor.div_, Tensor.__itruediv__, Tensor.copy_,
+    Tensor.fill_, Tensor.zero_, Tensor.clamp_, Tensor.relu_, Tensor.masked_fill_, Tensor.addcmul_, Tensor.lerp_,
+    Tensor.__setitem__,
+)  # fmt: skip
 ATTENTION_CALLS = (
     F.scaled_dot_product_attention, F.multi_head_attention_forward,
     F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax,
