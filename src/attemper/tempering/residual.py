@@ -38,6 +38,8 @@ class Residuals(TorchFunctionMode):
         self.add = add
         self.origins: dict[int, tuple[Any, int]] = {}
         """id → the tensor, and the number of the input whose stream it belongs to."""
+        self.earlier: dict[int, tuple[Any, int]] = {}
+        """The same for what the stream was before its last sum."""
         self.made: dict[int, tuple[Any, int]] = {}
         """id → the tensor, and what it was made of."""
         self.sums: list[int] = []
@@ -60,8 +62,14 @@ class Residuals(TorchFunctionMode):
         if func in CHANGES and self.origin(args[0]) >= 0:  # what was the stream is something else now
             self.overwrites = self.overwrites or any(args[0] is x for x in self.inputs)
             del self.origins[id(args[0])]
-        if func in SAME_STREAM and len(args) > 0 and self.origin(args[0]) >= 0:
-            self.follow(out, self.origin(args[0]))
+        if func in SAME_STREAM and len(args) > 0:
+            if self.origin(args[0]) >= 0:
+                self.follow(out, self.origin(args[0]))
+                return out
+            if looked_up(self.earlier, args[0], -1) >= 0:
+                self.earlier[id(out)] = (held(out), looked_up(self.earlier, args[0], -1))
+        elif func is torch.cat and self.joins_streams(args):
+            self.follow(out, max(self.origin(part) for part in args[0]))
             return out
         made_of = self.made_of(args) | self.made_of(kwargs.values())
         if is_attention(func):
@@ -97,9 +105,17 @@ class Residuals(TorchFunctionMode):
         out = self.add(func, terms, branch, made_of)
         self.sums.append(made_of)
         self.since = 0
+        self.earlier = {**self.earlier, **self.origins}
         self.origins = {}
         self.follow(out, origin)
         return out
+
+    def joins_streams(self, args: Any) -> bool:
+        """Whether tokens are put together that are all on the stream: some with a branch added, others as they were."""
+        parts = args[0] if len(args) > 0 and isinstance(args[0], tuple | list) else ()
+        now = [self.origin(part) >= 0 for part in parts]
+        before = [looked_up(self.earlier, part, -1) >= 0 for part in parts]
+        return any(now) and all(here or there for here, there in zip(now, before, strict=True))
 
     def follow(self, x: Any, origin: int) -> None:
         """Take a tensor for the stream."""
