@@ -36,6 +36,7 @@ class DropHead(Scheduled, Perturbation):
     paper: ClassVar[Paper] = Paper("Scheduled DropHead", "2020")
     stochastic: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = ("heads",)
+    needs_heads: ClassVar[bool] = True
 
     @property
     def uneven_rows(self) -> str | None:

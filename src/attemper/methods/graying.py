@@ -24,6 +24,7 @@ from attemper.methods.spectral import (
     power_singular_values_in_half,
     scaled_half,
 )
+from attemper.ops.precision import without_autocast
 from attemper.ops.stream import Stream
 
 DEFAULT_EPS = {"dct": 0.95, "svd": 0.7}
@@ -170,7 +171,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
         accuracy; their singular values so only with an exponent of 0.6 or more.
         """
         half = self.where == "patches" and _wants_half(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             if real is not None:
                 wide = torch.where(real[..., None], wide, 0.0)

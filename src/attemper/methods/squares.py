@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attemper.methods.kinds import wide
 from attemper.ops import fused
+from attemper.ops.precision import without_autocast
 
 SLICE = 64
 PIECE = 512
@@ -99,7 +100,7 @@ class OutputSquare(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------- products of outputs
 def product_square(left: Tensor, right: Tensor) -> Tensor:
     """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in float32 at least."""
-    with torch.autocast(left.device.type, enabled=False):  # which would multiply in float16
+    with without_autocast(left):  # which would multiply in float16
         square: Tensor = ProductSquare.apply(left, right)
     return square
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside
+from attemper.ops.precision import autocast_dtype
 
 SHORT = 1024  # tokens; there ours and torch's are even, at 4096 torch's is ahead by 3 %
 LONG = 1024  # tokens; below, the time that FlashAttention-4's launch takes on the host is felt
@@ -45,8 +46,7 @@ def _gains_early(call: Call) -> bool:
 
 def is_half(x: Tensor) -> bool:
     """Whether products with a tensor are made in half precision on a GPU."""
-    half = torch.is_autocast_enabled(x.device.type) or x.dtype in (torch.bfloat16, torch.float16)
-    return x.device.type == "cuda" and half
+    return x.device.type == "cuda" and (autocast_dtype(x) is not None or x.dtype in (torch.bfloat16, torch.float16))
 
 
 def is_short(call: Call) -> bool:

@@ -51,6 +51,8 @@ class Perturbation:
 
     stages: ClassVar[tuple[Stage, ...]] = ("logits",)
     """Where it acts. Fused kernels can serve what stays outside of softmax: "keys" and "heads"."""
+    needs_heads: ClassVar[bool] = False
+    """Whether it does nothing to attention with a single head."""
     order: ClassVar[int] = 0
     """Methods of one call act in this order, and in the order given where it is equal."""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attemper.ops.call import Call, reachable
 from attemper.ops.perturbation import Drawn, Perturbation, draw
+from attemper.ops.precision import without_autocast
 
 
 def refuse(call: Call) -> str | None:
@@ -20,13 +21,13 @@ def refuse(call: Call) -> str | None:
 def attention(call: Call) -> Tensor:
     """softmax(scale · QKᵀ + mask) V with every method of the call applied. Returns (B, H, Nq, e_v)."""
     weights = attention_weights(call)
-    with torch.autocast(call.q.device.type, enabled=False):
+    with without_autocast(call.q):
         return (weights @ _for_each_query_head(call.v.to(weights.dtype), call)).to(call.q.dtype)
 
 
 def attention_weights(call: Call) -> Tensor:
     """The weights alone: (B, H, Nq, Nk), in float32 or, for float64 inputs, float64."""
-    with torch.autocast(call.q.device.type, enabled=False):
+    with without_autocast(call.q):
         dtype = torch.promote_types(call.q.dtype, torch.float32)
         q, k = call.q.to(dtype), _for_each_query_head(call.k.to(dtype), call)
         drawn = draw(call.methods, call.seed, call.q)

@@ -7,7 +7,7 @@ block, the last one counts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from attemper.probes.conditioning import Conditioning, condition_number, conditioning
 from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
-from attemper.tempering.layers import Layout, tensors, to_tokens
-from attemper.tempering.skips import Skips
+from attemper.tempering.layers import Layout, to_tokens
+from attemper.tempering.residual import ATTENTION, Residuals, tensors
 from attemper.tempering.subclassing import Action
 
 PLACES = ("input", "attention", "attention + skip", "output")
@@ -32,8 +32,7 @@ class BlockWatch(Action):
 
     site: BlockSite
     attentions: int
-    mlps: int
-    """How many attentions and MLPs the block has: `Skips` counts by them."""
+    """How many attentions the block has."""
     layout: Layout
     tell: TellTokens
     joined: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
@@ -59,13 +58,13 @@ class BlockWatch(Action):
     def watched(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """The block's output; what its attentions added is noted."""
         self.joined = []
-        with Skips(tensors(args, kwargs), cast(Any, self)):
+        with Residuals(tensors(args, kwargs), (), self.add):
             return forward(*args, **kwargs)
 
-    def add(self, func: Any, args: Any, branch: Tensor, attention: bool) -> Tensor:
-        """What `Skips` calls where a branch meets the stream: the sum is made as the model makes it."""
-        out: Tensor = func(*args)
-        if attention:
+    def add(self, func: Any, terms: Any, branch: Tensor, made_of: int) -> Tensor:
+        """What `Residuals` calls where a branch meets the stream: the sum is made as the model makes it."""
+        out: Tensor = func(*terms)
+        if made_of & ATTENTION:
             self.joined.append((branch, out))
         return out
 
@@ -135,10 +134,9 @@ def block_watches(sites: Sites, kind: type[BlockWatch], tell: TellTokens) -> lis
         if not own:
             continue
         left = sum(name.startswith(block.name + ".") for name in sites.left_alone)
-        mlps = sum(mlp.block == block.index for mlp in sites.mlps)
         multi = next((site.module for site in own if isinstance(site.module, nn.MultiheadAttention)), None)
         layout: Layout = "sequence_first" if multi is not None and not multi.batch_first else "batch_first"
-        watches.append((block.module, kind(block, len(own) + left, mlps, layout, tell)))
+        watches.append((block.module, kind(block, len(own) + left, layout, tell)))
     return watches
 
 

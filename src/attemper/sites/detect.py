@@ -27,7 +27,7 @@ SEPARATE = (
 )
 SHARED_KV = (("q", "kv"), ("to_q", "to_kv"), ("q_proj", "kv_proj"), ("query", "key_value"))
 SHARED_QK = (("qk", "v"), ("to_qk", "to_v"), ("qk_proj", "v_proj"))
-OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo")
+OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo", "dense")
 CALLED = ("attn", "attention", "mhsa", "mha", "multihead")
 HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhead")
 
@@ -35,21 +35,22 @@ HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhea
 def computes_attention(module: nn.Module) -> bool:
     """Whether this module itself, not one inside it, computes attention.
 
-    A class that calls torch's attention function does. One that calls softmax does where it has Q and K projections
-    and is called attention: softmax alone says too little.
+    A class that calls torch's attention function does. One that calls softmax, or holds or makes an nn.Softmax, does
+    where it has a projection for Q, K or V and is called attention: softmax alone says too little.
     """
     if isinstance(module, nn.MultiheadAttention):
         return True
     cls = original_class(module)
-    names = _names(cls)
+    names = names_in(cls)
     if names & FUSED:
         return True
     called = cls.__name__.lower()
-    return "softmax" in names and any(word in called for word in CALLED) and find_projections(module) is not None
+    softmax = "softmax" in names or "Softmax" in names or any(isinstance(m, nn.Softmax) for m in module.children())
+    return softmax and any(word in called for word in CALLED) and _has_projection(module)
 
 
 @functools.cache
-def _names(cls: Any) -> frozenset[str]:
+def names_in(cls: Any) -> frozenset[str]:
     """Every global, attribute and method name that a class's forward mentions, itself or through helpers."""
     found: set[str] = set()
     seen: set[CodeType] = set()
@@ -94,6 +95,12 @@ def _helpers(cls: type, function: FunctionType, names: set[str]) -> Iterator[Any
             yield inner
 
 
+def _has_projection(module: nn.Module) -> bool:
+    """Whether a layer has one of the names that people give to projections of queries, keys or values."""
+    names = {*PACKED, *(name for group in (*SEPARATE, *SHARED_KV, *SHARED_QK) for name in group)}
+    return any(_projection(module, name) is not None for name in names)
+
+
 def find_heads(module: nn.Module) -> int | None:
     """The number of heads, by the names that people give it."""
     for holder in (module, getattr(module, "config", None)):
@@ -109,7 +116,7 @@ def find_projections(module: nn.Module) -> Projections | None:
 
     Adapters round the layers are seen through.
     """
-    out = next((part for name in OUT if (part := _projection(module, name))), None)
+    out = next((part for name in OUT if (part := _projection(*_only(module, name)))), None)
     if isinstance(module, nn.MultiheadAttention):
         return _multihead(module, out)
     for name in PACKED:
@@ -154,3 +161,12 @@ def _parts(module: nn.Module, name: str, count: int) -> list[Projection]:
         return []
     rows = widths(whole.module)[1] // count
     return [replace(whole, rows=(i * rows, (i + 1) * rows)) for i in range(count)]
+
+
+def _only(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Where the one linear layer of a list stands, such as one of a linear layer and dropout; else where it says."""
+    holder = getattr(module, name, None)
+    if not isinstance(holder, nn.Sequential | nn.ModuleList):
+        return module, name
+    linear = [key for key in holder._modules if _projection(holder, key) is not None]
+    return (holder, linear[0]) if len(linear) == 1 else (module, name)

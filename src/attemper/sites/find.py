@@ -14,6 +14,7 @@ from attemper.sites.adapted import inner
 from attemper.sites.adapter import Adapter
 from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, Sites
 from attemper.sites.detect import computes_attention, find_heads, find_projections
+from attemper.sites.gates import is_gate
 from attemper.sites.mlp import find_mlp
 
 
@@ -40,6 +41,14 @@ class Tree:
         """Whether a module is an element of a ModuleList or Sequential."""
         return bool(name) and isinstance(self.modules[name.rpartition(".")[0]], nn.ModuleList | nn.Sequential)
 
+    def holder(self, name: str) -> nn.Module | None:
+        """The nearest module above `name` that has a forward of its own and is no Sequential; None: there is none."""
+        for above in self.ancestors(name):
+            module = self.modules[above]
+            if not isinstance(module, nn.Sequential) and type(module).forward is not nn.Module.forward:
+                return module
+        return None
+
     def inside(self, name: str, others: Sequence[str]) -> bool:
         """Whether one of `others` lies below `name`."""
         return any(_below(other, name) for other in others)
@@ -64,13 +73,18 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
             left_alone[name] = "it stands outside the blocks; name it in targets= to include it"
             attentions.remove(name)
             del blocks[name]
-    mlps = {name: mlp for name, module in tree.modules.items() if (mlp := find_mlp(module)) is not None}
     mlps = {
         name: mlp
-        for name, mlp in mlps.items()
+        for name, module in tree.modules.items()
         if not any(name == a or _below(name, a) for a in (*attentions, *left_alone))
+        and (mlp := find_mlp(module)) is not None
+        and not is_gate(module, tree.holder(name), *mlp)
     }
-    mlp_blocks = {name: block for name in mlps if (block := _block_of_mlp(tree, name, attentions)) is not None}
+    mlp_blocks = {
+        name: block
+        for name in mlps
+        if (block := _block_of_mlp(tree, name, attentions, set(blocks.values()))) is not None
+    }
 
     if targets is not None:
         attentions = _targeted(tree, attentions, [targets] if isinstance(targets, str) else list(targets))
@@ -111,13 +125,17 @@ def _block_of_attention(tree: Tree, attentions: Sequence[str]) -> dict[str, str]
     return blocks
 
 
-def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str]) -> str | None:
-    """The same for an MLP, whose layers may belong to the block itself. None: it is in no block (a head, say)."""
+def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str], blocks: set[str]) -> str | None:
+    """The same for an MLP, whose layers may belong to the block itself. None: it is in no block (a head, say).
+
+    blocks: those of attentions. An MLP inside of one belongs to it, even where it is listed there once more, as the
+        experts of a mixture are, or as the parts of a layer that is a ModuleList.
+    """
     if tree.inside(name, attentions) and (tree.listed(name) or name == ""):
         return name
     above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
     if above:
-        return above[0]
+        return next((ancestor for ancestor in above if ancestor in blocks), above[0])
     parent = name.rpartition(".")[0]
     beside = [attention for attention in attentions if attention.rpartition(".")[0] == parent]
     return parent if name and beside else None

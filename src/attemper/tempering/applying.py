@@ -25,6 +25,7 @@ def apply(
     targets: Sequence[str] | str | None = None,
     impl: str = "auto",
     auto_penalty: bool = False,
+    partial: bool = False,
 ) -> Tempered:
     """Temper a model in place. `remove()` undoes everything.
 
@@ -38,6 +39,8 @@ def apply(
         is not recognised as attention is tempered when a glob names it.
     impl: which implementation computes attention: "auto", or a name that is then obeyed or refused.
     auto_penalty: add the gradient of every penalty inside backward, for training loops that cannot be changed.
+    partial: accept that a method does not reach everything, as long as it acts somewhere: attention that no site
+        covers, blocks that cannot be skipped, modules that a training pass does not run. Otherwise an error names them.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -57,8 +60,8 @@ def apply(
             "tempered.loss(forward, criterion)"
         )
     sites = find_sites(model, targets)
-    options = {"targets": targets, "impl": impl, "auto_penalty": auto_penalty}
-    control = Control(methods, sites.left_alone, auto_penalty, options=options)
+    options = {"targets": targets, "impl": impl, "auto_penalty": auto_penalty, "partial": partial}
+    control = Control(methods, sites.left_alone, auto_penalty, partial=partial, options=options)
     plan = make_plan(model, methods, sites, control, impl)
     warn_of_other_recipe(model, control, len(sites.blocks))
     for module, action in plan.actions:

@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
-from attemper.tempering.interception import AttentionInterceptor
+from attemper.tempering.interception import AttentionInterceptor, three_axes
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action
@@ -36,6 +37,8 @@ class AttentionAction(Action):
     """A method that asked for padding before this attention, the first one, could tell."""
     looked: bool = False
     """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
+    verified: bool = False
+    """Whether the values were compared with what their projection gave; once is enough."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
     packs: bool = field(init=False)
@@ -88,4 +91,39 @@ class AttentionAction(Action):
                 "logits: the recipe would have had no effect. A Transformers model may need "
                 "attn_implementation='sdpa'; otherwise leave the module out with targets=."
             )
+        if calls.maps:
+            self.check_mapped(module, calls.mapped)
         return out
+
+    def check_mapped(self, module: nn.Module, mapped: list[Tensor]) -> None:
+        """Raise where a projection's weight should have been mapped, and was not."""
+        assert self.projections is not None
+        parts = {name: getattr(self.projections, name) for name in ("q", "k", "v", "out")}
+        weights = {name: part.parameter for name, part in parts.items() if part is not None}
+        missing = [name for name, weight in weights.items() if not any(weight is each for each in mapped)]
+        if len(missing) > 0:
+            names = " and ".join(method.name for method in self.weight_maps)
+            raise UnmetError(
+                f"'{self.place.name}' ({type(module).__name__}) computed its {', '.join(missing)} projection in "
+                f"another way than by F.linear with its weight: {names} would not have acted on it. Leave the module "
+                "out with targets=."
+            )
+
+    def note_heads(self, methods: tuple[Perturbation, ...], heads: int) -> None:
+        """Whether there are heads enough for what acts."""
+        if len(methods) > 0 and not torch.compiler.is_compiling() and all(m.needs_heads for m in methods):
+            self.vain = "attention has a single head" if heads == 1 else None
+
+    def check_values(self, projected: tuple[Tensor, Tensor, Tensor | None] | None, value: Tensor) -> None:
+        """Once: raise where the values of attention are not what the rows of the weight gave that are taken for V."""
+        if self.verified or projected is None or torch.compiler.is_compiling() or value.is_meta:
+            return
+        given, joined = three_axes(projected[1]), value.transpose(1, 2).flatten(2)
+        if given.shape != joined.shape:
+            return
+        if not torch.allclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3):
+            raise UnmetError(
+                f"'{self.place.name}' has its queries, keys and values in another order than one behind the other in "
+                "one weight, or changes its values: its penalties cannot be taken. Leave it out with targets=."
+            )
+        self.verified = True

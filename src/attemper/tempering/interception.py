@@ -21,6 +21,7 @@ from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_half
 from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
+from attemper.ops.precision import autocast_dtype
 from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
@@ -55,6 +56,8 @@ class AttentionInterceptor(TorchFunctionMode):
         self.packed_bias: Tensor | None = None
         self.only_observes = len(self.methods) == 0 and len(self.maps) == 0 and action.impl == "auto"
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
+        self.mapped: list[Tensor] = []
+        """The weights that weight maps have changed."""
         self.blurred = False
         self.waiting = False
         """Whether the weights of the softmax have not met the values yet, and penalties wait for that."""
@@ -93,8 +96,8 @@ class AttentionInterceptor(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """The fused call. Takes (…, N, e) like the original; leading axes beyond (batch, heads) go into the batch."""
-        if torch.is_autocast_enabled(query.device.type):
-            dtype = torch.get_autocast_dtype(query.device.type)
+        dtype = autocast_dtype(query)
+        if dtype is not None:
             query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
         shape = (*query.shape[:-1], value.shape[-1])
         if query.dim() != 4:
@@ -102,6 +105,9 @@ class AttentionInterceptor(TorchFunctionMode):
                 attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
             query, key, value = _four_axes(query), _four_axes(key), _four_axes(value)
             attn_mask = None if attn_mask is None else _four_axes(attn_mask)
+        self.action.note_heads(self.methods, query.shape[1])
+        if self.penalties:
+            self.action.check_values(self.seen.get("v"), value)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
         methods = self.with_own_dropout(dropout_p)
         if self.only_observes and dropout_p:  # the model's own dropout, drawn as it always was
@@ -126,6 +132,7 @@ class AttentionInterceptor(TorchFunctionMode):
         as_torch = self.only_observes and not faster
         projected = project(call, as_torch)
         q, k, v, mask = split_heads(call, *projected)
+        self.action.note_heads(self.methods, q.shape[1])
         self.note_padding(mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(dropout_p)
         if as_torch:
@@ -189,6 +196,7 @@ class AttentionInterceptor(TorchFunctionMode):
                 f"blur cannot serve '{action.place.name}': the product of its queries and keys was not seen before "
                 "softmax, and blurring the logits with their position bias would be another method."
             )
+        self.action.note_heads(self.methods, input.shape[1])
         self.note_padding(input, False, input.shape[0], input.shape[3])
         logits = input if dtype is None else input.to(dtype)
         work = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -209,6 +217,7 @@ class AttentionInterceptor(TorchFunctionMode):
     def attention_times_values(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
         """Behind softmax: AV, with which the penalties are complete."""
         self.waiting = False
+        self.action.check_values(self.seen.get("v"), other)
         out: Tensor = func(input, other)
         self.penalise(out, weights=input)
         return out
@@ -246,7 +255,7 @@ class AttentionInterceptor(TorchFunctionMode):
                 rows = slice(None) if projection.rows is None else slice(*projection.rows)
                 self.seen[name] = (input, out[..., rows], None if whole is None else whole[rows])
         if self.action.packs and "q" in ours and added is None:
-            self.packed, self.packed_bias = _three_axes(out), bias
+            self.packed, self.packed_bias = three_axes(out), bias
         return out
 
     def added_by_adapters(self) -> dict[str, Added]:
@@ -264,6 +273,8 @@ class AttentionInterceptor(TorchFunctionMode):
         return found
 
     def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
+        if self.maps:
+            self.mapped.append(weight)
         for method in self.maps:
             weight = method.map_weight(weight, Stream(draw_seed(input)))
         return weight
@@ -273,7 +284,7 @@ class AttentionInterceptor(TorchFunctionMode):
             return
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
             weight = getattr(call, name)
-            if weight is not None:
+            if weight is not None and weight.numel() > 0:  # some hand over an empty one beside separate ones
                 setattr(call, name, self.map_weight(weight, call.query))
 
     def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, ...]) -> None:
@@ -296,7 +307,7 @@ class AttentionInterceptor(TorchFunctionMode):
             padding.pop(action.place.block, None) if action.place.block in padding else None
             return
         real = real_tokens(mask, batch)
-        if not torch.compiler.is_compiling() and not action.looked:
+        if not torch.compiler.is_compiling() and not action.looked and not mask.is_meta:
             action.looked = mask.dim() > 1 and mask.shape[-2] > 1  # a mask that is the same for all queries tells less
             if action.mixers and hides_some_from_others(mask):
                 self.refuse_mixing("hides some tokens from others, and what mixes all tokens would show them")
@@ -309,7 +320,7 @@ class AttentionInterceptor(TorchFunctionMode):
         entry = self.action.control.ledger.entry_padding
         if self.action.follows_entry is None or (entry is not None) != known:
             return
-        if torch.compiler.is_compiling():  # values cannot be read; one mask for all queries of a sample is padding
+        if torch.compiler.is_compiling() or mask.is_meta:  # values cannot be read; one mask for all queries is padding
             unknown = entry is None and mask.dim() == 4 and mask.shape[0] > 1 and mask.shape[2] == 1
         else:
             unknown = not real.all() and (entry is None or not torch.equal(entry, real))
@@ -349,7 +360,7 @@ class AttentionInterceptor(TorchFunctionMode):
                 "its penalties cannot be taken. Leave it out with targets=."
             )
         p = action.projections
-        query, key, value = (_three_axes(self.seen[name][0]) for name in "qkv")
+        query, key, value = (three_axes(self.seen[name][0]) for name in "qkv")
         b_v = self.seen["v"][2]
         if b_v is not None:
             b_v = b_v.view(-1, out.shape[-1])
@@ -360,7 +371,7 @@ class AttentionInterceptor(TorchFunctionMode):
         matrices = matrix(p.q, added.get("q")), matrix(p.k, added.get("k")), matrix(p.v, added.get("v"))
         # DropConnect's projections are not those of the weights that are penalised, nor are those without adapters.
         whole = [] if self.maps else [name for name in "qkv" if name not in added]
-        outputs = {n: (_three_axes(self.seen[n][1]), self.seen[n][2]) for n in whole}
+        outputs = {n: (three_axes(self.seen[n][1]), self.seen[n][2]) for n in whole}
         record = AttentionRecord(
             query, key, value, *matrices, out, weights, q, k, attn_mask, is_causal, scale, outputs, b_v, squares or {}
         )
@@ -384,7 +395,7 @@ def are_four_axes(input: Any, other: Any, *_: Any, **__: Any) -> bool:
     return bool(input.dim() == 4 and other.dim() == 4)
 
 
-def _three_axes(x: Tensor) -> Tensor:
+def three_axes(x: Tensor) -> Tensor:
     """(B, N, d) from what went into a projection: one token per sample, a sequence, or a feature map."""
     if x.dim() == 2:
         return x[:, None]

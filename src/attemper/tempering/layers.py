@@ -1,12 +1,15 @@
-"""What happens round layers of MLPs, and round blocks."""
+"""What happens round the layers of MLPs, and where tokens enter a block."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.errors import ConflictError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, LayerRecord, Penalty, TokenMap, Tokens
+from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.sites.base import Slot
@@ -15,7 +18,7 @@ from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action, state_of
-from attemper.tempering.wrapped import addition, effective, is_outermost
+from attemper.tempering.wrapped import addition, effective, is_outermost, mapped_product
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
 
@@ -67,6 +70,9 @@ class TokenAction(Action):
         if self.masks is not None:
             self.control.ledger.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
         if self.side == "input":
+            if len(args) == 0:
+                name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+                return forward(**{**kwargs, name: self.map(kwargs[name])})
             return forward(self.map(args[0]), *args[1:], **kwargs)
         out = forward(*args, **kwargs)
         if isinstance(out, tuple):
@@ -78,6 +84,8 @@ class TokenAction(Action):
         method = cast(TokenMap, self.method)
         tokens = to_tokens(x, self.layout)
         ledger = self.control.ledger
+        if method.mixes_tokens and not torch.compiler.is_compiling():
+            self.vain = "it mixes tokens, and there was only one" if tokens.shape[1] == 1 else None
         real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.place.block)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
@@ -104,6 +112,38 @@ def from_tokens(tokens: Tensor, like: Tensor, layout: Layout) -> Tensor:
     if layout == "sequence_first" and like.dim() == 3:
         return tokens.transpose(0, 1)
     return tokens.reshape(like.shape)
+
+
+@dataclass
+class WeightAction(Action):
+    """Maps the weight of one linear layer."""
+
+    control: Control
+    place: Place
+    method: Method
+    slot: Slot | None = None
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.method = methods[self.method.name].at(self.place)
+
+    def acts(self, training: bool) -> bool:
+        return self.control.on(training) and not self.method.idle
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        x: Tensor = args[0]
+        added = addition(self.method.name, self.place.name, self.slot, module)
+        weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
+        if added is None:
+            return F.linear(x, self.map(weight, x), bias)
+        if added.drops:
+            raise ConflictError(
+                f"{self.method.name} maps the weight behind '{self.place.name}', to which an adapter adds with dropout "
+                "of its own, and dropped inputs are part of no weight; set lora_dropout=0"
+            )
+        return mapped_product(x, weight, bias, added, lambda whole: self.map(whole, x))
+
+    def map(self, weight: Tensor, x: Tensor) -> Tensor:
+        return cast(WeightMap, self.method).map_weight(weight, Stream(draw_seed(x)))
 
 
 @dataclass
@@ -136,7 +176,8 @@ class MlpPenaltyAction(Action):
         weight = cast(Tensor, module.weight)
         weight = (weight if added is None else effective(weight, added)).flatten(1)
         out = forward(*args, **kwargs)
-        record = LayerRecord(to_tokens(args[0], self.layout), weight)
+        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
+        record = LayerRecord(to_tokens(x, self.layout), weight)
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
         if state_of(module).original in (nn.Linear, nn.Conv2d) and added is None:
             bias = cast("Tensor | None", module.bias)
@@ -145,32 +186,3 @@ class MlpPenaltyAction(Action):
         for component, term in method.mlp_terms(self.which, record, self.place).items():
             self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, method.sums))
         return out
-
-
-@dataclass
-class BlockAction(Action):
-    """Maps what went into a block and what came out of it."""
-
-    control: Control
-    place: Place
-    method: Method
-
-    def resolve(self, methods: dict[str, Method]) -> None:
-        self.method = methods[self.method.name].at(self.place)
-
-    def acts(self, training: bool) -> bool:
-        return self.control.on(training) and not self.method.idle
-
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        after = out[0] if isinstance(out, tuple) else out
-        before = next((x for x in tensors(args, kwargs) if x.shape == after.shape), None)
-        if before is None:  # a block that changes the shape of its tokens cannot be skipped
-            return out
-        mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after)))
-        return (mapped, *out[1:]) if isinstance(out, tuple) else mapped
-
-
-def tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that a module was called with."""
-    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]

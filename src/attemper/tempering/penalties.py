@@ -21,6 +21,7 @@ class Control:
     methods: tuple[Method, ...]
     """The methods as the user wrote them."""
     left_alone: dict[str, str]
+    partial: bool = field(default=False, kw_only=True)
     auto_penalty: bool = False
     loss_scale: float | Callable[[], float] | None = None
     """With auto_penalty: the factor that the loop gives its loss, if somebody said it."""

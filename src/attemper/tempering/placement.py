@@ -21,15 +21,18 @@ from attemper.methods.kinds import (
 )
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
-from attemper.sites import AttentionSite, MlpSite, Sites
+from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
 from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
 from attemper.tempering.attention import AttentionAction
+from attemper.tempering.blocks import BlockAction, branches, is_container, without_forward
 from attemper.tempering.composition import check_composition
+from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import BlockAction, Layout, MlpPenaltyAction, Parameters, TokenAction
+from attemper.tempering.layers import Layout, MlpPenaltyAction, Parameters, TokenAction, WeightAction
 from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalties import Control
+from attemper.tempering.projecting import dense_behind, missing_projections
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
@@ -70,6 +73,7 @@ class Placement:
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
+        self.names = {module: name for name, module in model.named_modules()}
 
     # ------------------------------------------------------------------------------------------------------ checks
     def check(self, method: Method) -> None:
@@ -129,18 +133,17 @@ class Placement:
 
     def check_projections(self, method: Method) -> None:
         for site in self.sites.attentions:
-            wanted = not isinstance(method, Penalty) or method.wants_attention(self.place(site))
-            convolves = isinstance(method, WeightMap) and _convolves(site)
-            if wanted and (site.projections is None or convolves):
+            if isinstance(method, Penalty) and not method.wants_attention(self.place(site)):
+                continue
+            what = missing_projections(self.model, site, isinstance(method, WeightMap))
+            if what is not None:
                 raise NoSiteError(
-                    f"{method.name} needs the Q, K and V projections of '{site.name}' ({type(site.module).__name__}), "
-                    "and they were not found among its linear layers; leave it out with targets="
+                    f"{method.name} needs the {what} of '{site.name}' ({type(site.module).__name__}), and they "
+                    "were not found among its linear layers; leave it out with targets="
                 )
-            if wanted and site.projections is not None:
-                p, parts = site.projections, "qkv" if isinstance(method, Penalty) else ("q", "k", "v", "out")
-                for part in (getattr(p, name) for name in parts):
-                    if part is not None:
-                        refuse_unknown_weight(method.name, site.name, part.slot, part.module, part.weight)
+            for name in "qkv" if isinstance(method, Penalty) else ("q", "k", "v", "out"):
+                if (part := getattr(site.projections, name)) is not None:
+                    refuse_unknown_weight(method.name, site.name, part.slot, part.module, part.weight)
 
     # -------------------------------------------------------------------------------------------------------- places
     def place(self, site: AttentionSite) -> Place:
@@ -191,10 +194,29 @@ class Placement:
             self.switch_off_fast_path()
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
-        on_layers = {id(action): action for _, action in self.actions if getattr(action, "slot", None) is not None}
-        if on_layers:
-            watched = [(action, cast(Any, action).slot.layer) for action in on_layers.values()]
-            self.actions.append((self.model, StandingAction(self.control, watched)))
+            on_layers = {id(action): action for _, action in self.actions if getattr(action, "slot", None) is not None}
+            if on_layers:
+                watched = [(action, cast(Any, action).slot.layer) for action in on_layers.values()]
+                self.actions.append((self.model, StandingAction(self.control, watched)))
+            self.actions.append((self.model, self.coverage()))
+
+    def coverage(self) -> CoverageAction:
+        """What checks the first training pass."""
+        places = [self.place(site) for site in self.sites.attentions]
+        on_attention = any(
+            isinstance(method, Perturbation | WeightMap)
+            or (isinstance(method, TokenMap) and "attention_end" in method.positions)
+            or (isinstance(method, Penalty) and any(map(method.wants_attention, places)))
+            for method in self.methods
+        )
+        changed = {inner(layer) for layer, _ in self.actions}
+        mlps = [mlp for mlp in self.mlps if changed & {inner(layer) for layer in (*mlp.firsts, mlp.last)}]
+        return CoverageAction(
+            self.control,
+            tuple(site.name for site in self.sites.attentions),
+            tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
+            on_attention and self.sites.targeted is None,
+        )
 
     def place_attention(self) -> None:
         perturbations = [m for m in self.methods if isinstance(m, Perturbation)]
@@ -211,6 +233,12 @@ class Placement:
             seen.add(site.block)
             if action.perturbations or action.penalties or action.weight_maps or action.watchers:
                 self.actions.append((site.module, action))
+            dense = dense_behind(self.model, site)
+            if site.projections is not None and site.projections.out is None and dense is not None:
+                for method in on_weights:
+                    slot, plain = self.slots.get(dense), inner(dense)
+                    refuse_unknown_weight(method.name, site.name, slot, plain)
+                    self.actions.append((plain, WeightAction(self.control, place, method, slot)))
 
     def watch(self, action: AttentionAction) -> None:
         """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block."""
@@ -241,6 +269,8 @@ class Placement:
                     self.add_tokens(method, kind, site.block, *self.end_of_attention(site))
             elif position == "entry":
                 first = self.blocks[0]
+                if is_container(first.module):
+                    raise NoSiteError(without_forward(method, first))
                 action = self.add_tokens(method, kind, first.index, first.name, first.module, "input")
                 action.masks = mask_positions(type(first.module).forward) if kind.needs_padding else None
             else:
@@ -259,8 +289,6 @@ class Placement:
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
             reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
-            action.parameters, action.parameter = self.parameters, f"{method.name}_{name}_{side}".replace(".", "_")
-            reference = next(layer.parameters())
             action.parameters, action.parameter = self.parameters, self.parameter_name(method, name, side)
             self.parameters.register_parameter(action.parameter, nn.Parameter(start.to(reference)))
         action.slot = self.slots.get(layer) if is_linear(layer) or isinstance(inner(layer), nn.Conv2d) else None
@@ -303,9 +331,8 @@ class Placement:
         if site.projections is not None and site.projections.out is not None:
             out = site.projections.out
             return site.name, out.module if out.slot is None else out.slot.layer, "output"
-        parent = self.model.get_submodule(site.name.rpartition(".")[0])
-        dense: Any = getattr(getattr(parent, "output", None), "dense", None)
-        if is_linear(dense):
+        dense = dense_behind(self.model, site)
+        if dense is not None:
             return site.name, dense, "output"
         raise NoSiteError(
             f"the output projection of '{site.name}' ({type(site.module).__name__}) was not found among its layers, so "
@@ -325,17 +352,32 @@ class Placement:
                 self.actions.append((plain, action))
 
     def place_blocks(self, method: Method) -> None:
+        placed = len(self.actions)
         for block in self.blocks:
             place = self.block_place(block.index, block.name)
             here = method.at(place)
+            inside = branches(self.sites, block, self.names)
+            removed = method.removes(place) if isinstance(method, SkipRemover) else (True, True)
+            wanted = (removed[0] and inside.attentions > 0) or (removed[1] and len(inside.mlps) > 0)
+            if not wanted or not self.runs(method, block):
+                continue
             if isinstance(method, BlockMap):
-                self.actions.append((block.module, BlockAction(self.control, place, here)))
-            if isinstance(method, BranchMap) or (isinstance(method, SkipRemover) and any(method.removes(place))):
-                attentions = sum(site.block == block.index for site in self.sites.attentions)
-                attentions += sum(name.startswith(block.name + ".") for name in self.sites.left_alone)
-                mlps = sum(mlp.block == block.index for mlp in self.sites.mlps)
+                self.actions.append(
+                    (block.module, BlockAction(self.control, place, here, *inside, partial=self.control.partial))
+                )
+            if isinstance(method, BranchMap | SkipRemover):
                 layout = self.layout(block.index, block.module)
-                self.actions.append((block.module, SkipAction(self.control, place, here, attentions, mlps, layout)))
+                self.actions.append((block.module, SkipAction(self.control, place, here, *inside, layout)))
+        if len(self.actions) == placed:
+            raise NoSiteError(self.nothing(method, "blocks that have what it changes and run as one module"))
+
+    def runs(self, method: Method, block: BlockSite) -> bool:
+        """Whether a block has a forward of its own; if it has none, the method is refused unless it may act in part."""
+        if not is_container(block.module):
+            return True
+        if self.control.partial:
+            return False
+        raise NoSiteError(without_forward(method, block))
 
     # ------------------------------------------------------------------------------------------- the model's own things
     def refuse_or_replace(self, method: Method) -> None:
@@ -373,12 +415,6 @@ def _channels(layer: nn.Module, side: str) -> int:
     if is_linear(layer) or isinstance(inner(layer), nn.Conv2d):
         return widths(layer)[1 if side == "output" else 0]
     return 0
-
-
-def _convolves(site: AttentionSite) -> bool:
-    """Whether a projection is a 1 × 1 convolution, whose weight is not caught."""
-    p = site.projections
-    return p is not None and any(isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v))
 
 
 def _first_of(names: list[str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from attemper.methods.base import Method
@@ -26,6 +27,10 @@ class Action:
     """Something that happens round a module's forward. Picklable."""
 
     control: Control
+    ran: bool = False
+    """Whether the module's forward has run in training, compiled code apart."""
+    vain: str | None = None
+    """Why the action had no effect, although it ran."""
 
     def acts(self, training: bool) -> bool:
         """Whether it does anything now; the module's plain forward runs where no action does."""
@@ -55,6 +60,8 @@ class ModuleState:
 
     def run(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         for action in self.actions:
+            if not torch.compiler.is_compiling() and module.training and not action.ran:
+                action.ran = True
             if action.acts(module.training):
                 forward = functools.partial(action.around, module, forward)
                 forward = _starred(forward)

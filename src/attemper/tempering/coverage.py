@@ -1,0 +1,146 @@
+"""The first training pass is watched: what a recipe asks for must have run, and nothing that it means may run past it.
+
+At `apply` a model is only looked at. That a layer is called at all, and that no attention is computed elsewhere, shows
+when it runs. So the first training pass ends with an error where the recipe did less than it says. Later passes cost
+nothing.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from attemper.errors import UnmetError
+from attemper.methods.base import Method
+from attemper.methods.kinds import Penalty
+from attemper.tempering.attention import AttentionAction
+from attemper.tempering.calls import CallWatch
+from attemper.tempering.penalties import Control
+from attemper.tempering.subclassing import Action, is_tempered, state_of
+
+PATIENCE = 10
+"""How many passes a model that drops layers of its own has for running all of them."""
+
+Placed = tuple[str, nn.Module, Action]
+
+
+@dataclass
+class CoverageAction(Action):
+    """Stands round the whole model, and checks its first training pass."""
+
+    control: Control
+    attentions: tuple[str, ...]
+    """The names of the attention sites."""
+    mlps: tuple[tuple[str, str], ...]
+    """Of the MLPs on which methods act: their names, and those of their last layers."""
+    everywhere: bool
+    """Whether the recipe acts on attention, and is meant for all of it."""
+    done: bool = False
+    passes: int = 0
+
+    def acts(self, training: bool) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        return training and not self.done and self.control.when != "never"
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        self.done = False  # what did nothing at its old rate may act now
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if has_compiled_parts(module) or not any(True for _ in self.expected(module)):
+            return forward(*args, **kwargs)
+        watch = CallWatch(module, {*self.attentions, *self.control.left_alone}, self.mlps)
+        with watch:
+            out = forward(*args, **kwargs)
+        self.passes += 1
+        self.check_calls(module, watch)
+        if self.check_actions(module):
+            # Without gradients penalties do nothing, so that such a pass tells nothing of them.
+            self.done = torch.is_grad_enabled() or not any(isinstance(m, Penalty) for m in self.control.methods)
+        return out
+
+    def expected(self, module: nn.Module) -> Iterator[Placed]:
+        """The actions that should do something in a training pass."""
+        for name, part in module.named_modules():
+            if part.training and is_tempered(part):
+                for action in state_of(part).actions:
+                    if hasattr(action, "place") and (action.acts(True) or action.vain is not None):
+                        yield name, part, action
+
+    def check_calls(self, module: nn.Module, watch: CallWatch) -> None:
+        """Raise for attention that ran outside of every site, and for gates that were taken for MLPs."""
+        if watch.gates:
+            raise UnmetError(
+                f"{listed(module, watch.gates)}: taken for a feed-forward network, but what it computes becomes a "
+                "factor for all positions of a sample, as in squeeze-and-excite. Choose the modules that are meant "
+                "with targets=."
+            )
+        if watch.outside and self.everywhere and not self.control.partial:
+            calls = sum(watch.outside.values())
+            raise UnmetError(
+                f"{calls} attention call{'s' if calls > 1 else ''} ran outside of the modules that were recognised as "
+                f"attention, where the recipe does not act: {listed(module, list(watch.outside))}. Name what is meant "
+                "in targets=, or write partial=True if these are not."
+            )
+
+    def check_actions(self, module: nn.Module) -> bool:
+        """Raise for what has not run, or had no effect. False: it may still run, where a model drops layers itself."""
+        expected = list(self.expected(module))
+        ran = {kind_of(name, action) for name, _, action in expected if action.ran}
+        missing = [(name, action) for name, _, action in expected if kind_of(name, action) not in ran]
+        if missing and drops_layers(module) and self.passes < PATIENCE:
+            return False
+        if missing and not self.control.partial:
+            methods = dict.fromkeys(method for _, action in missing for method in methods_of(action))
+            names = list(dict.fromkeys(name for name, _ in missing))
+            raise UnmetError(
+                f"{' and '.join(methods)} would act on what this training pass did not run: {listed(module, names)}. "
+                "The model computes them past their forward, or not at all. Leave them out with targets=, or write "
+                "partial=True if it is meant to be so."
+            )
+        for method in dict.fromkeys(method for _, _, action in expected for method in methods_of(action)):
+            here = [action for _, _, action in expected if method in methods_of(action)]
+            if all(action.vain is not None or not action.ran for action in here):
+                reason = next((action.vain for action in here if action.vain is not None), "nothing of it has run")
+                raise UnmetError(f"{method} had no effect in this training pass: {reason}.")
+        return True
+
+
+def has_compiled_parts(module: nn.Module) -> bool:
+    """Whether parts are compiled by themselves: what happens inside of them is not seen, and must not be disturbed."""
+    return any(
+        part._compiled_call_impl is not None or isinstance(part, torch._dynamo.OptimizedModule)
+        for part in module.modules()
+    )
+
+
+def drops_layers(module: nn.Module) -> bool:
+    """Whether a model skips layers at random by itself, so that a pass may run none of them."""
+    holders = [holder for part in module.modules() for holder in (part, getattr(part, "config", None))]
+    names = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+    rates = [getattr(holder, name, None) for holder in holders for name in names]
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+def methods_of(action: Any) -> list[str]:
+    """The methods that an action stands for."""
+    if isinstance(action, AttentionAction):
+        here: tuple[Any, ...] = (*action.active, *action.maps, *action.penalties)
+        return [method.name for method in here]
+    return [action.method.name]
+
+
+def kind_of(name: str, action: Action) -> tuple[Any, ...]:
+    """What is the same for all layers of one kind: experts of a mixture, of which a pass runs some."""
+    side = getattr(action, "side", "")
+    return type(action), tuple(methods_of(action)), side, re.sub(r"\d+", "#", name)
+
+
+def listed(module: nn.Module, names: Sequence[str], most: int = 6) -> str:
+    """Some names with their classes, and how many more there are."""
+    shown = [f"'{name}' ({type(module.get_submodule(name)).__name__})" for name in names[:most]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
