@@ -222,7 +222,7 @@ def test_all_kinds_act_in_one_model_with_parameters_rates_and_a_ledger():
     blocks = 3
     added = {name for name, _ in model.named_parameters()} - plain
     assert len(added) == blocks
-    assert all(name.startswith("attemper.centre_") for name in added)
+    assert all(name.startswith("attemper.CENTRE_") for name in added)
     assert [row.rate for row in tempered.summary() if row.method == "halfway"] == pytest.approx([0.3, 0.2, 0.1])
     out = call(model, family.inputs())
     rows = tempered.penalties()

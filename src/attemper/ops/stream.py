@@ -117,6 +117,8 @@ class Stream:
 
     def keep(self, shape: Sequence[int], p: float) -> Tensor:
         """Boolean tensor of `shape` (batch, heads, queries, keys): True with probability 1 − p."""
+        if self.seed.is_meta:
+            return torch.empty(tuple(shape), dtype=torch.bool, device="meta")
         batch, heads, queries, keys = shape
         return self.products(batch, heads, queries, keys) >= live_threshold(p, self.seed.device)
 

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from attemper.errors import AlreadyAppliedError, ConflictError, ParameterError, WrappedModelError, suggestion
+from attemper.errors import (
+    AlreadyAppliedError,
+    AttemperError,
+    ConflictError,
+    ParameterError,
+    WrappedModelError,
+    suggestion,
+)
 from attemper.methods.base import Method
 from attemper.methods.kinds import LossTerm
 from attemper.ops.dispatch import IMPLEMENTATIONS
@@ -16,6 +23,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.placement import make_plan
 from attemper.tempering.pretrained import notes, warn_of_other_recipe
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
+from attemper.tempering.trial import try_out
 
 
 def apply(
@@ -72,7 +80,14 @@ def apply(
         model.add_module(PREFIX, plan.parameters)
     for module, note in notes(model, control):
         add_action(module, note)
-    return Tempered(model, control)
+    tempered = Tempered(model, control)
+    if methods:
+        try:
+            try_out(model, impl)
+        except AttemperError:
+            tempered.remove()
+            raise
+    return tempered
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from attemper.methods.kinds import BlockMap
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.sites import BlockSite, Sites
+from attemper.tempering.layers import TokenAction
 from attemper.tempering.penalties import Control
 from attemper.tempering.residual import ATTENTION, MLP, Residuals, first_tensor, tensors
 from attemper.tempering.subclassing import Action
@@ -158,3 +159,35 @@ class BlockAction(Action):
             f"{self.method.name} cannot skip '{self.place.name}': this {type(module).__name__} {reason}. Leave it out "
             "with targets=, or write partial=True to apply the method where it can act."
         )
+
+
+@dataclass
+class EntryAction(TokenAction):
+    """Maps the tokens before the first block, which must be those of the residual stream.
+
+    Where the model adds the branches itself, what it calls first gets the input of a branch. That is watched in the
+    first training pass.
+    """
+
+    mlps: tuple[str, ...] = ()
+    """The last layers of the block's MLPs, by their names in the block."""
+    watched: bool = False
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.watched or torch.compiler.is_compiling() or not module.training:
+            return super().around(module, forward, args, kwargs)
+
+        def on_stream(*args: Any, **kwargs: Any) -> Any:
+            watch = Residuals(tensors(args, kwargs), [module.get_submodule(name) for name in self.mlps])
+            with watch:
+                out = forward(*args, **kwargs)
+            if len(watch.sums) == 0:
+                raise UnmetError(
+                    f"{self.method.name} acts on the tokens before the first block, and '{self.place.name}' "
+                    f"({type(module).__name__}) adds nothing to them: the residual sum is outside of the module, or "
+                    "made in a way that is not understood. Leave the method out."
+                )
+            self.watched = True
+            return out
+
+        return super().around(module, on_stream, args, kwargs)

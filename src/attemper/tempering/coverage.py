@@ -57,7 +57,7 @@ class CoverageAction(Action):
             out = forward(*args, **kwargs)
         self.passes += 1
         self.check_calls(module, watch)
-        if self.check_actions(module):
+        if not self.control.trial and self.check_actions(module):
             # Without gradients penalties do nothing, so that such a pass tells nothing of them.
             self.done = torch.is_grad_enabled() or not any(isinstance(m, Penalty) for m in self.control.methods)
         return out

@@ -28,6 +28,8 @@ class Control:
     batch_share: float = 1.0
     """The part of the whole batch that this process sees."""
     when: When = "training"
+    trial: bool = False
+    """Whether the model runs on an input that was made up, which need not reach every module."""
     told: bool = False
     """Whether the user was told that the factor of the loss cannot be seen."""
     last_backward: tuple[int, int] | None = None

@@ -24,7 +24,7 @@ from attemper.recipe import describe
 from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
 from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
 from attemper.tempering.attention import AttentionAction
-from attemper.tempering.blocks import BlockAction, branches, is_container, without_forward
+from attemper.tempering.blocks import BlockAction, EntryAction, branches, is_container, without_forward
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
@@ -271,8 +271,11 @@ class Placement:
                 first = self.blocks[0]
                 if is_container(first.module):
                     raise NoSiteError(without_forward(method, first))
-                action = self.add_tokens(method, kind, first.index, first.name, first.module, "input")
+                action = cast(
+                    EntryAction, self.add_tokens(method, kind, first.index, first.name, first.module, "entry")
+                )
                 action.masks = mask_positions(type(first.module).forward) if kind.needs_padding else None
+                action.mlps = branches(self.sites, first, self.names).mlps
             else:
                 for mlp in self.mlps:
                     for layer, side in self.of_mlp(mlp, position):
@@ -284,7 +287,9 @@ class Placement:
         place = self.block_place(block, name)
         if kind.needs_class_token and not place.class_token:
             raise NoSiteError(f"'{method}' needs a class token, and none is known before '{name}' in block {block}")
-        action = TokenAction(self.control, place, method.at(place), side, self.layout(block, layer))
+        made: type[TokenAction] = EntryAction if side == "entry" else TokenAction
+        side = "input" if side == "entry" else side
+        action = made(self.control, place, method.at(place), side, self.layout(block, layer))
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import AttemperError
+from attemper.errors import ConflictError, UnmetError, UnsupportedError
+from attemper.sites.base import original_class
+from attemper.tempering.penalties import Control
+from attemper.tempering.subclassing import is_tempered, state_of
 
 SAMPLES, TOKENS = 2, 8
 SIZES = (224, 32)
@@ -27,21 +30,54 @@ SIZES = (224, 32)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def try_out(model: nn.Module) -> None:
-    """Raise what a training pass of the tempered model would raise of Attemper's own errors."""
+def try_out(model: nn.Module, impl: str) -> None:
+    """Raise what a training pass of the tempered model would raise of Attemper's own errors.
+
+    Not those that may come from an input of the wrong kind: parameters that do not fit its size, modules that only
+    another input would run, and implementations that want a GPU.
+    """
+    key = signature(model)
+    if key in passed:
+        return
     twin = without_weights(model)
     if twin is None:
         return
+    control = control_of(twin)
+    control.trial, control.loss_scale = True, 1.0
+    conclusive = (UnmetError, ConflictError, UnsupportedError) if impl == "auto" else (UnmetError, ConflictError)
     for args, kwargs in made_up_inputs(twin):
         try:
             with quietly():
                 twin(*args, **kwargs)
-        except AttemperError as error:
+        except conclusive as error:
             error.add_note("(Found by a trial run of the model on the meta device, before any training.)")
             raise
         except Exception:  # not what the model wants
             continue
-        return
+        break
+    passed[key] = None
+    if len(passed) > REMEMBERED:
+        del passed[next(iter(passed))]
+
+
+passed: dict[int, None] = {}
+"""Models and recipes that were tried out, since a study applies the same recipe to the same model many times."""
+REMEMBERED = 256
+
+
+def control_of(model: nn.Module) -> Control:
+    """What the tempered modules of a model share."""
+    return next(state_of(module).actions[0].control for module in model.modules() if is_tempered(module))
+
+
+def signature(model: nn.Module) -> int:
+    """What tells one tempered model from another, as far as a trial is concerned."""
+    control = control_of(model)
+    parts: list[Any] = [(str(control.methods), str(control.options))]
+    for name, module in model.named_modules():
+        sizes = tuple(tuple(weight.shape) for weight in module._parameters.values() if weight is not None)
+        parts.append((name, id(original_class(module)), sizes, module.extra_repr()))
+    return hash(tuple(parts))
 
 
 @contextlib.contextmanager
