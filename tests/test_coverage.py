@@ -567,3 +567,24 @@ def test_a_softmax_module_made_on_the_spot_is_attention() -> None:
     model = nn.Sequential(TextSelfAttention()).train()
     assert [row.site for row in attemper.apply(model, "dropkey(0.5)").summary()] == ["0"]
     assert not torch.equal(model(tokens()), model(tokens()))
+
+
+def test_a_mask_that_the_block_means_in_another_way_is_an_error_and_not_silence() -> None:
+    class Masked(Block):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # 0: may attend, as in Longformer
+            return super().forward(x + 0 * attention_mask[..., None])
+
+    class WithMask(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Masked(), Masked()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, attention_mask=torch.zeros(x.shape[:2], dtype=torch.int64))
+            return x
+
+    model = WithMask().train()
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    with pytest.raises(attemper.errors.AttemperError, match="padding"):
+        model(tokens())

@@ -128,7 +128,7 @@ def drops_layers(module: nn.Module) -> bool:
 def methods_of(action: Any) -> list[str]:
     """The methods that an action stands for."""
     if isinstance(action, AttentionAction):
-        here = [*action.active, *action.maps, *action.penalties]
+        here: tuple[Any, ...] = (*action.active, *action.maps, *action.penalties)
         return [method.name for method in here]
     return [action.method.name]
 

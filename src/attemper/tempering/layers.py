@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.errors import ConflictError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops.seeds import draw_seed
@@ -46,6 +47,9 @@ class TokenAction(Action):
     masks: dict[int, str] | None = None
     """Where it acts before any attention could tell which tokens are padding: the module's arguments that are masks."""
 
+    checked: bool = False
+    """Whether padding that masks tell of was looked at; once is enough."""
+
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
 
@@ -57,6 +61,7 @@ class TokenAction(Action):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if self.masks is not None:
             self.control.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
+            self.check_padding(self.control.entry_padding)
         if self.side == "input":
             if len(args) == 0:
                 name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
@@ -66,6 +71,17 @@ class TokenAction(Action):
         if isinstance(out, tuple):
             return (self.map(out[0]), *out[1:])
         return self.map(out)
+
+    def check_padding(self, real: Tensor | None) -> None:
+        """Once: a mask after which a sample has no token left is one that the block means in another way."""
+        if self.checked or real is None or torch.compiler.is_compiling() or real.is_meta:
+            return
+        self.checked = True
+        if not real.any(1).all():
+            raise ConflictError(
+                f"'{self.place.name}' is called with a mask that says of a whole sample that it is padding; so it means "
+                f"something else than {self.method.name} would read from it. Use batches without padding and masks."
+            )
 
     def map(self, x: Tensor) -> Tensor:
         """Bring x into (B, N, C), map it, and bring it back."""
