@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.errors import NoSiteError, UnmetError
+from attemper.methods.kinds import Tokens
 from attemper.ops.stream import Stream
 
 WIDTH, HEADS, TOKENS = 16, 2, 5
@@ -224,12 +225,21 @@ def test_values_in_another_order_are_not_penalised_as_if_they_were_in_this_one()
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
 class Outside(nn.Module):
     """vit-pytorch's way: a layer is a list of two parts, and both sums are in the loop."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([Attention(), Mlp()]) for _ in range(2))
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for attention, mlp in self.layers:
@@ -241,7 +251,7 @@ class Outside(nn.Module):
 def test_a_layer_that_is_a_list_is_one_block_of_a_schedule() -> None:
     tempered = attemper.apply(Outside(), "dropkey(0.4, schedule=decreasing) + ffdropout(0.4, schedule=decreasing)")
     assert {(row.block, row.rate) for row in tempered.summary()} == {(0, 0.4), (1, 0.2)}
-    assert {row.site for row in tempered.summary() if row.block == 0} == {"layers.0.0", "layers.0.1.fc2"}
+    assert {row.site for row in tempered.summary() if row.block == 0} == {"layers.0.0", "layers.0.1.net.3"}
 
 
 @pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)", "skipless", "graying(where=tokens, eps=0.5)"])
@@ -434,6 +444,17 @@ def test_one_sum_of_both_branches_is_refused(recipe: str) -> None:
     attemper.apply(model, recipe)
     with pytest.raises(UnmetError, match="adds attention and the MLP in one sum"):
         model(tokens())
+
+
+@pytest.mark.parametrize("recipe", ["{} + layerdrop(0.5)", "layerdrop(0.5) + {}"])
+def test_a_dropped_block_keeps_what_was_done_before_it(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, bare = model_of(Block), model_of(Block)
+    attemper.apply(both, recipe.format("graying(where=tokens, eps=0.5)"))
+    attemper.apply(bare, recipe.format("skipless(both)"))
+    monkeypatch.setattr(Stream, "keep", lambda self, shape, p: torch.zeros(tuple(shape), dtype=torch.bool))
+    expected = attemper.methods.TokenGraying(where="tokens", eps=0.5).map_tokens(tokens(), Tokens(None), None)
+    torch.testing.assert_close(both(tokens()), expected)
+    assert torch.equal(bare(tokens()), tokens())
 
 
 def test_an_addition_with_a_factor_is_not_taken_for_a_plain_one() -> None:

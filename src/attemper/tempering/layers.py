@@ -79,8 +79,8 @@ class TokenAction(Action):
         self.checked = True
         if not real.any(1).all():
             raise ConflictError(
-                f"'{self.place.name}' is called with a mask that says of a whole sample that it is padding; so it means "
-                f"something else than {self.method.name} would read from it. Use batches without padding and masks."
+                f"'{self.place.name}' is called with a mask that says of a whole sample that it is padding, so it "
+                f"means something else than {self.method.name} would read from it. Use batches without padding."
             )
 
     def map(self, x: Tensor) -> Tensor:
