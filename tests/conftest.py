@@ -24,6 +24,17 @@ def threads_as_before() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+TRIED_OUT = ("test_trial", "test_contracts_methods", "test_random_modules", "test_docs")
+"""The files whose models are tried out at `apply`. Others ask what the first training pass says, and are quicker."""
+
+
+@pytest.fixture(autouse=True)
+def trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the trial run at `apply` away where it is not what a test is about."""
+    if request.module.__name__ not in TRIED_OUT:
+        monkeypatch.setattr("attemper.tempering.applying.try_out", lambda model, impl: None)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small matrices are slower with several threads, much slower where other programs run."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.errors import NoSiteError, UnmetError
+from attemper.methods.kinds import Tokens
 from attemper.ops.stream import Stream
 
 WIDTH, HEADS, TOKENS = 16, 2, 5
@@ -224,12 +225,21 @@ def test_values_in_another_order_are_not_penalised_as_if_they_were_in_this_one()
 
 
 # ------------------------------------------------------------------------------------------------------------- blocks
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
 class Outside(nn.Module):
     """vit-pytorch's way: a layer is a list of two parts, and both sums are in the loop."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([Attention(), Mlp()]) for _ in range(2))
+        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         for attention, mlp in self.layers:
@@ -241,7 +251,7 @@ class Outside(nn.Module):
 def test_a_layer_that_is_a_list_is_one_block_of_a_schedule() -> None:
     tempered = attemper.apply(Outside(), "dropkey(0.4, schedule=decreasing) + ffdropout(0.4, schedule=decreasing)")
     assert {(row.block, row.rate) for row in tempered.summary()} == {(0, 0.4), (1, 0.2)}
-    assert {row.site for row in tempered.summary() if row.block == 0} == {"layers.0.0", "layers.0.1.fc2"}
+    assert {row.site for row in tempered.summary() if row.block == 0} == {"layers.0.0", "layers.0.1.net.3"}
 
 
 @pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)", "skipless", "graying(where=tokens, eps=0.5)"])
@@ -436,6 +446,17 @@ def test_one_sum_of_both_branches_is_refused(recipe: str) -> None:
         model(tokens())
 
 
+@pytest.mark.parametrize("recipe", ["{} + layerdrop(0.5)", "layerdrop(0.5) + {}"])
+def test_a_dropped_block_keeps_what_was_done_before_it(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, bare = model_of(Block), model_of(Block)
+    attemper.apply(both, recipe.format("graying(where=tokens, eps=0.5)"))
+    attemper.apply(bare, recipe.format("skipless(both)"))
+    monkeypatch.setattr(Stream, "keep", lambda self, shape, p: torch.zeros(tuple(shape), dtype=torch.bool))
+    expected = attemper.methods.TokenGraying(where="tokens", eps=0.5).map_tokens(tokens(), Tokens(None), None)
+    torch.testing.assert_close(both(tokens()), expected)
+    assert torch.equal(bare(tokens()), tokens())
+
+
 def test_an_addition_with_a_factor_is_not_taken_for_a_plain_one() -> None:
     class Weighted(Block):
         def forward(self, x: Tensor) -> Tensor:
@@ -567,3 +588,24 @@ def test_a_softmax_module_made_on_the_spot_is_attention() -> None:
     model = nn.Sequential(TextSelfAttention()).train()
     assert [row.site for row in attemper.apply(model, "dropkey(0.5)").summary()] == ["0"]
     assert not torch.equal(model(tokens()), model(tokens()))
+
+
+def test_a_mask_that_the_block_means_in_another_way_is_an_error_and_not_silence() -> None:
+    class Masked(Block):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # 0: may attend, as in Longformer
+            return super().forward(x + 0 * attention_mask[..., None])
+
+    class WithMask(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Masked(), Masked()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, attention_mask=torch.zeros(x.shape[:2], dtype=torch.int64))
+            return x
+
+    model = WithMask().train()
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    with pytest.raises(attemper.errors.AttemperError, match="padding"):
+        model(tokens())

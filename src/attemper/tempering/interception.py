@@ -323,7 +323,8 @@ class AttentionInterceptor(TorchFunctionMode):
         if torch.compiler.is_compiling() or mask.is_meta:  # values cannot be read; one mask for all queries is padding
             unknown = entry is None and mask.dim() == 4 and mask.shape[0] > 1 and mask.shape[2] == 1
         else:
-            unknown = not real.all() and (entry is None or not torch.equal(entry, real))
+            hidden = not real.all() or (entry is not None and not entry.all())
+            unknown = hidden and (entry is None or not torch.equal(entry, real))
         if unknown:
             raise ConflictError(
                 f"'{self.action.place.name}' is called with a mask that hides padding, and {self.action.follows_entry} "

@@ -56,6 +56,9 @@ class TokenAction(Action):
     slot: Slot | None = None
     """Where the layer stands; None: it is no layer that others wrap."""
 
+    checked: bool = False
+    """Whether padding that masks tell of was looked at; once is enough."""
+
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
 
@@ -69,6 +72,7 @@ class TokenAction(Action):
             return forward(*args, **kwargs)
         if self.masks is not None:
             self.control.ledger.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
+            self.check_padding(self.control.ledger.entry_padding)
         if self.side == "input":
             if len(args) == 0:
                 name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
@@ -78,6 +82,17 @@ class TokenAction(Action):
         if isinstance(out, tuple):
             return (self.map(out[0]), *out[1:])
         return self.map(out)
+
+    def check_padding(self, real: Tensor | None) -> None:
+        """Once: a mask after which a sample has no token left is one that the block means in another way."""
+        if self.checked or real is None or torch.compiler.is_compiling() or real.is_meta:
+            return
+        self.checked = True
+        if not real.any(1).all():
+            raise ConflictError(
+                f"'{self.place.name}' is called with a mask that says of a whole sample that it is padding, so it "
+                f"means something else than {self.method.name} would read from it. Use batches without padding."
+            )
 
     def map(self, x: Tensor) -> Tensor:
         """Bring x into (B, N, C), map it, and bring it back."""

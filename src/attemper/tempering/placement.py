@@ -176,6 +176,10 @@ class Placement:
         for method in self.methods:
             if isinstance(method, Penalty):
                 self.place_penalty(method)
+        # Each sees the sums of a block before the next one changes them.
+        for method in sorted(self.methods, key=lambda m: (isinstance(m, SkipRemover), isinstance(m, BranchMap))):
+            if isinstance(method, BlockMap | BranchMap | SkipRemover):
+                self.place_blocks(method)
         for method in self.methods:
             self.refuse_or_replace(method)
             if isinstance(method, TokenMap):
@@ -185,8 +189,6 @@ class Placement:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
                     action = PatchAction(self.control, place, method, patch.patch, self.slots.get(patch.module))
                     self.actions += [(layer, action) for layer in with_inner(patch.module)]
-            if isinstance(method, BlockMap | BranchMap | SkipRemover):
-                self.place_blocks(method)
         if any(isinstance(method, LossTerm) for method in self.methods):
             if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
                 self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
@@ -372,7 +374,8 @@ class Placement:
                 )
             if isinstance(method, BranchMap | SkipRemover):
                 layout = self.layout(block.index, block.module)
-                self.actions.append((block.module, SkipAction(self.control, place, here, *inside, layout)))
+                within = any(module is block.module and isinstance(a, BlockAction) for module, a in self.actions)
+                self.actions.append((block.module, SkipAction(self.control, place, here, *inside, layout, within)))
         if len(self.actions) == placed:
             raise NoSiteError(self.nothing(method, "blocks that have what it changes and run as one module"))
 

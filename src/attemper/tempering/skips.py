@@ -29,6 +29,8 @@ class SkipAction(Action):
     mlps: tuple[str, ...]
     """The last layers of its MLPs, by their names in the block; each has a skip, or numbered ones share one."""
     layout: Layout
+    mapped: bool = False
+    """Whether a method maps the whole block inside of this action; it then checks what the block gives."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
@@ -59,7 +61,7 @@ class SkipAction(Action):
                 f"({type(module).__name__}), where {expected} were expected: the block adds its branches in a way that "
                 "is not understood. Leave it out with targets=."
             )
-        if skips.origin(first_tensor(out)) < 0:
+        if not self.mapped and skips.origin(first_tensor(out)) < 0:
             self.refuse(module, "gives something else than the sum of its input and its branches")
 
     def refuse(self, module: nn.Module, reason: str) -> NoReturn:
