@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.errors import ParameterError, WrappedModelError
 from attemper.probes.attention import Seen, see
 from attemper.sites import AttentionSite
-from attemper.tempering.interception import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
+from attemper.tempering.axes import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
 from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
 

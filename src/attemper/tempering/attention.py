@@ -11,7 +11,8 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
-from attemper.tempering.interception import AttentionInterceptor, three_axes
+from attemper.tempering.axes import three_axes
+from attemper.tempering.interception import AttentionInterceptor
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action

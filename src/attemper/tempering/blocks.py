@@ -174,7 +174,8 @@ class EntryAction(TokenAction):
     watched: bool = False
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if self.watched or torch.compiler.is_compiling() or not module.training:
+        whole = self.place.name == ""  # what the whole model gets is no branch
+        if self.watched or whole or torch.compiler.is_compiling() or not module.training:
             return super().around(module, forward, args, kwargs)
 
         def on_stream(*args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ from attemper.ops.reference import attention_weights, perturbed_softmax
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.sites.adapted import Added
+from attemper.tempering.axes import MATMUL, SOFTMAX, are_four_axes, four_axes, is_attention_softmax, three_axes
 from attemper.tempering.ledger import Entry
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.padding import hides_some_from_others, real_tokens
@@ -103,11 +104,11 @@ class AttentionInterceptor(TorchFunctionMode):
         if query.dim() != 4:
             if attn_mask is not None and attn_mask.dim() > 2:
                 attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-            query, key, value = _four_axes(query), _four_axes(key), _four_axes(value)
-            attn_mask = None if attn_mask is None else _four_axes(attn_mask)
+            query, key, value = four_axes(query), four_axes(key), four_axes(value)
+            attn_mask = None if attn_mask is None else four_axes(attn_mask)
         self.action.note_heads(self.methods, query.shape[1])
         if self.penalties:
-            self.action.check_values(self.seen.get("v"), value)
+            self.action.check_values(self.plainly_seen("v"), value)
         self.note_padding(attn_mask, is_causal, query.shape[0], key.shape[2])
         methods = self.with_own_dropout(dropout_p)
         if self.only_observes and dropout_p:  # the model's own dropout, drawn as it always was
@@ -217,7 +218,7 @@ class AttentionInterceptor(TorchFunctionMode):
     def attention_times_values(self, func: Any, input: Tensor, other: Tensor) -> Tensor:
         """Behind softmax: AV, with which the penalties are complete."""
         self.waiting = False
-        self.action.check_values(self.seen.get("v"), other)
+        self.action.check_values(self.plainly_seen("v"), other)
         out: Tensor = func(input, other)
         self.penalise(out, weights=input)
         return out
@@ -246,6 +247,7 @@ class AttentionInterceptor(TorchFunctionMode):
         ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
         added = next((self.added[name] for name in ours if name in self.added), None)
         if self.maps and added is not None:
+            self.mapped.append(weight)
             out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, input))
         else:
             out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
@@ -257,6 +259,10 @@ class AttentionInterceptor(TorchFunctionMode):
         if self.action.packs and "q" in ours and added is None:
             self.packed, self.packed_bias = three_axes(out), bias
         return out
+
+    def plainly_seen(self, name: str) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """What was seen of a projection to which no adapter adds, which is all that it gives."""
+        return None if name in self.added else self.seen.get(name)
 
     def added_by_adapters(self) -> dict[str, Added]:
         """What adapters add to the projections whose weights are needed now."""
@@ -380,30 +386,3 @@ class AttentionInterceptor(TorchFunctionMode):
             sums = cast(Penalty, method).sums
             for component, term in cast(Penalty, method).attention_terms(record, action.place).items():
                 action.control.enter(Entry(action.place.name, action.place.block, method.name, component, term, sums))
-
-
-SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-
-
-def is_attention_softmax(input: Any, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax is over the keys of 4-D logits."""
-    return isinstance(input, Tensor) and input.dim() == 4 and dim in (-1, 3)
-
-
-def are_four_axes(input: Any, other: Any, *_: Any, **__: Any) -> bool:
-    """Whether both factors of a product have a batch and a head axis."""
-    return bool(input.dim() == 4 and other.dim() == 4)
-
-
-def three_axes(x: Tensor) -> Tensor:
-    """(B, N, d) from what went into a projection: one token per sample, a sequence, or a feature map."""
-    if x.dim() == 2:
-        return x[:, None]
-    return x.flatten(1, -2) if x.dim() > 3 else x
-
-
-def _four_axes(t: Tensor) -> Tensor:
-    if t.dim() == 2:
-        return t[None, None]
-    return t[:, None] if t.dim() == 3 else t.flatten(0, -4)

@@ -1,7 +1,7 @@
 """From methods and sites to actions: which module gets what. What can fail fails here, before a model is touched."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from torch import nn
@@ -20,7 +20,6 @@ from attemper.methods.kinds import (
     mixes_tokens,
 )
 from attemper.ops.perturbation import Perturbation
-from attemper.recipe import describe
 from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
 from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
 from attemper.tempering.attention import AttentionAction
@@ -28,11 +27,12 @@ from attemper.tempering.blocks import BlockAction, EntryAction, branches, is_con
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import Layout, MlpPenaltyAction, Parameters, TokenAction, WeightAction
-from attemper.tempering.own_dropout import Own, active_dropout, own_drop_path, own_mlp_dropout
+from attemper.tempering.layers import MlpPenaltyAction, Parameters, TokenAction, WeightAction
+from attemper.tempering.own_dropout import Own, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalties import Control
-from attemper.tempering.projecting import dense_behind, missing_projections
+from attemper.tempering.projecting import dense_behind
+from attemper.tempering.requirements import Requirements
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import SkipAction
 from attemper.tempering.subclassing import Action
@@ -58,116 +58,19 @@ def make_plan(model: nn.Module, methods: Sequence[Method], sites: Sites, control
     return Plan(placement.actions, placement.overrides, placement.parameters)
 
 
-class Placement:
+class Placement(Requirements):
     """The plan in the making."""
 
     def __init__(
         self, model: nn.Module, methods: tuple[Method, ...], sites: Sites, control: Control, impl: str
     ) -> None:
-        self.model, self.methods, self.sites, self.control, self.impl = model, methods, sites, control, impl
+        super().__init__(model, methods, sites)
+        self.control, self.impl = control, impl
         self.actions: list[tuple[nn.Module, Action]] = []
         self.overrides: list[tuple[nn.Module, str, Any]] = []
         self.parameters = Parameters()
         self.slots = slots_of(model)
         self.named: dict[str, str] = {}
-        self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
-        self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
-        self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
-        self.names = {module: name for name, module in model.named_modules()}
-
-    # ------------------------------------------------------------------------------------------------------ checks
-    def check(self, method: Method) -> None:
-        """Refuse a method that would find nothing to act on."""
-        positions = method.positions if isinstance(method, TokenMap) else ()
-        needs_attention = isinstance(method, Perturbation | WeightMap) or "attention_end" in positions
-        if needs_attention and not self.sites.attentions:
-            raise NoSiteError(self.nothing(method, "attention"))
-        if any(position.startswith("mlp") for position in positions) and not self.mlps:
-            raise NoSiteError(self.nothing(method, "feed-forward networks"))
-        if isinstance(method, Penalty):
-            self.check_components(method)
-        if isinstance(method, PatchMap) and not positions and not self.patches:
-            raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
-        if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
-            raise NoSiteError(self.nothing(method, "blocks"))
-        if isinstance(method, SkipRemover) and not self.mlps:
-            if not any(method.removes(self.block_place(block.index, block.name))[0] for block in self.blocks):
-                raise NoSiteError(self.nothing(method, "feed-forward networks"))
-        if isinstance(method, LossTerm):
-            self.check_stochastic(method)
-        if isinstance(method, Penalty | WeightMap):
-            self.check_projections(method)
-
-    def check_components(self, method: Method) -> None:
-        """Refuse a penalty on what the model does not have; where targets choose, one part that acts is enough."""
-        penalty, blocks = cast(Penalty, method), len(self.sites.blocks)
-        places = [Place(block, blocks) for block in range(max(blocks, 1))]
-        parts = (
-            ("attention", any(map(penalty.wants_attention, places)), self.sites.attentions),
-            ("feed-forward networks", any(map(penalty.wants_mlp, places)), self.mlps),
-        )
-        missing = [what for what, wanted, found in parts if wanted and not found]
-        acts = any(wanted and found for _, wanted, found in parts)
-        if missing and (self.sites.targeted is None or not acts):
-            raise NoSiteError(self.nothing(method, " and ".join(missing)))
-
-    def nothing(self, method: Method, what: str) -> str:
-        kinds = sorted({type(module).__name__ for module in self.model.modules()})
-        seen = ", ".join(kinds[:40]) + (", …" if len(kinds) > 40 else "")
-        reasons: dict[str, list[str]] = {}
-        for name, why in self.sites.left_alone.items():
-            reasons.setdefault(why, []).append(name)
-        left = "".join(f" {_first_of(names)} left alone: {why}." for why, names in reasons.items())
-        return (
-            f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised.{left} "
-            f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
-        )
-
-    def check_stochastic(self, method: Method) -> None:
-        if any(m.stochastic and not m.idle for m in self.methods) or active_dropout(self.model):
-            return
-        raise ConflictError(
-            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model "
-            f"is stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
-        )
-
-    def check_projections(self, method: Method) -> None:
-        for site in self.sites.attentions:
-            if isinstance(method, Penalty) and not method.wants_attention(self.place(site)):
-                continue
-            what = missing_projections(self.model, site, isinstance(method, WeightMap))
-            if what is not None:
-                raise NoSiteError(
-                    f"{method.name} needs the {what} of '{site.name}' ({type(site.module).__name__}), and they "
-                    "were not found among its linear layers; leave it out with targets="
-                )
-            for name in "qkv" if isinstance(method, Penalty) else ("q", "k", "v", "out"):
-                if (part := getattr(site.projections, name)) is not None:
-                    refuse_unknown_weight(method.name, site.name, part.slot, part.module, part.weight)
-
-    # -------------------------------------------------------------------------------------------------------- places
-    def place(self, site: AttentionSite) -> Place:
-        where = Place(site.block, len(self.sites.blocks), name=site.name)
-        if site.geometry is None:
-            return where
-        return replace(
-            where, grid=site.geometry.grid, prefix=site.geometry.prefix, class_token=site.geometry.class_token
-        )
-
-    def block_place(self, block: int, name: str) -> Place:
-        """A place in a block, with what its first attention tells of the tokens."""
-        first = next((site for site in self.sites.attentions if site.block == block), None)
-        if first is None:
-            return Place(block, len(self.sites.blocks), name=name)
-        return replace(self.place(first), name=name)
-
-    def layout(self, block: int, layer: nn.Module) -> Layout:
-        if isinstance(inner(layer), nn.Conv2d):
-            return "channels_first"
-        for site in self.sites.attentions:
-            if site.block == block and isinstance(site.module, nn.MultiheadAttention):
-                return "batch_first" if site.module.batch_first else "sequence_first"
-        return "batch_first"
 
     # ---------------------------------------------------------------------------------------------------- actions
     def place_all(self) -> None:
@@ -423,12 +326,3 @@ def _channels(layer: nn.Module, side: str) -> int:
     if is_linear(layer) or isinstance(inner(layer), nn.Conv2d):
         return widths(layer)[1 if side == "output" else 0]
     return 0
-
-
-def _first_of(names: list[str]) -> str:
-    """One name, and how many more there are, as the subject of a sentence.
-
-    >>> _first_of(["a.attn"]), _first_of(["a.attn", "b.attn", "c.attn"])
-    ("'a.attn' was", "'a.attn' and 2 more were")
-    """
-    return f"'{names[0]}' was" if len(names) == 1 else f"'{names[0]}' and {len(names) - 1} more were"
