@@ -1,5 +1,7 @@
 """Following the residual stream through a block: where branches are added to it, and what each of them computed."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,12 +38,12 @@ class Residuals(TorchFunctionMode):
         self.lasts = lasts
         """The last layers of the block's MLPs."""
         self.add = add
-        self.origins: dict[int, tuple[Any, int]] = {}
-        """id → the tensor, and the number of the input whose stream it belongs to."""
-        self.earlier: dict[int, tuple[Any, int]] = {}
+        self.origins = Known(-1)
+        """The number of the input whose stream a tensor belongs to."""
+        self.earlier = Known(-1)
         """The same for what the stream was before its last sum."""
-        self.made: dict[int, tuple[Any, int]] = {}
-        """id → the tensor, and what it was made of."""
+        self.made = Known(0)
+        """What a tensor was made of."""
         self.sums: list[int] = []
         """What the branches were made of that were added to the stream, in order."""
         self.since = 0
@@ -61,13 +63,13 @@ class Residuals(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func in CHANGES and self.origin(args[0]) >= 0:  # what was the stream is something else now
             self.overwrites = self.overwrites or any(args[0] is x for x in self.inputs)
-            del self.origins[id(args[0])]
+            self.origins.forget(args[0])
         if func in SAME_STREAM and len(args) > 0:
             if self.origin(args[0]) >= 0:
                 self.follow(out, self.origin(args[0]))
                 return out
-            if looked_up(self.earlier, args[0], -1) >= 0:
-                self.earlier[id(out)] = (held(out), looked_up(self.earlier, args[0], -1))
+            if self.earlier.of(args[0]) >= 0:
+                self.earlier.note(out, self.earlier.of(args[0]))
         elif func is torch.cat and self.joins_streams(args):
             self.follow(out, max(self.origin(part) for part in args[0]))
             return out
@@ -80,7 +82,7 @@ class Residuals(TorchFunctionMode):
             self.since |= made_of & ~STREAM
             for part in out if isinstance(out, tuple | list) else (out,):
                 if isinstance(part, Tensor):
-                    self.made[id(part)] = (held(part), made_of)
+                    self.made.note(part, made_of)
         return out
 
     def sum(self, func: Any, terms: Any, left: int, right: int) -> Tensor:
@@ -105,8 +107,8 @@ class Residuals(TorchFunctionMode):
         out = self.add(func, terms, branch, made_of)
         self.sums.append(made_of)
         self.since = 0
-        self.earlier = {**self.earlier, **self.origins}
-        self.origins = {}
+        self.earlier.take_over(self.origins)
+        self.origins = Known(-1)
         self.follow(out, origin)
         return out
 
@@ -114,19 +116,19 @@ class Residuals(TorchFunctionMode):
         """Whether tokens are put together that are all on the stream: some with a branch added, others as they were."""
         parts = args[0] if len(args) > 0 and isinstance(args[0], tuple | list) else ()
         now = [self.origin(part) >= 0 for part in parts]
-        before = [looked_up(self.earlier, part, -1) >= 0 for part in parts]
+        before = [self.earlier.of(part) >= 0 for part in parts]
         return any(now) and all(here or there for here, there in zip(now, before, strict=True))
 
     def follow(self, x: Any, origin: int) -> None:
         """Take a tensor for the stream."""
         for part in x if isinstance(x, tuple | list) else (x,):
             if isinstance(part, Tensor):
-                self.origins[id(part)] = (held(part), origin)
-                self.made[id(part)] = (held(part), STREAM)
+                self.origins.note(part, origin)
+                self.made.note(part, STREAM)
 
     def origin(self, x: Any) -> int:
         """The number of the input whose stream x belongs to; -1: it is not on a stream."""
-        return looked_up(self.origins, x, -1)
+        return self.origins.of(x)
 
     def made_of(self, operands: Any) -> int:
         """What any of the operands was made of."""
@@ -134,9 +136,9 @@ class Residuals(TorchFunctionMode):
         for x in operands:
             if isinstance(x, tuple | list):
                 for part in x:
-                    made_of |= looked_up(self.made, part, 0)
+                    made_of |= self.made.of(part)
             else:
-                made_of |= looked_up(self.made, x, 0)
+                made_of |= self.made.of(x)
         return made_of
 
     @property
@@ -148,18 +150,43 @@ class Residuals(TorchFunctionMode):
         return covered
 
 
-def held(x: Tensor) -> Any:
-    """A reference by which x is known again, and which does not keep its memory."""
-    return x if torch.compiler.is_compiling() else weakref.ref(x)
+class Known:
+    """A number for each of some tensors, which are not kept alive.
 
+    While a model is traced, tensors are compared one by one: not every version of the compiler knows their ids.
+    """
 
-def looked_up(table: dict[int, tuple[Any, int]], x: Any, missing: int) -> int:
-    """What the table has for this very tensor; another one may have its id after its death."""
-    found = table.get(id(x))
-    if found is None:
-        return missing
-    same = found[0] if isinstance(found[0], Tensor) else found[0]()
-    return found[1] if same is x else missing
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.by_id: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.traced: list[tuple[Tensor, int]] = []
+
+    def note(self, x: Tensor, number: int) -> None:
+        if torch.compiler.is_compiling():
+            self.traced.append((x, number))
+        else:
+            self.by_id[id(x)] = (weakref.ref(x), number)
+
+    def of(self, x: Any) -> int:
+        """The number of this very tensor; another one may have its id after its death."""
+        if torch.compiler.is_compiling():
+            for known, number in self.traced[::-1]:
+                if known is x:
+                    return number
+            return self.missing
+        found = self.by_id.get(id(x))
+        return self.missing if found is None or found[0]() is not x else found[1]
+
+    def forget(self, x: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            self.traced = [(known, number) for known, number in self.traced if known is not x]
+        else:
+            del self.by_id[id(x)]
+
+    def take_over(self, others: Known) -> None:
+        """Add what others know."""
+        self.traced = [*self.traced, *others.traced]
+        self.by_id.update(others.by_id)
 
 
 def is_attention(func: Any) -> bool:
