@@ -2,7 +2,7 @@
 
 import fnmatch
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -67,12 +67,6 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
     tree = Tree(dict(model.named_modules()))
     left_alone: dict[str, str] = {}
     attentions = _attention_names(tree, left_alone)
-    blocks = _block_of_attention(tree, attentions)
-    if any(tree.listed(block) for block in blocks.values()):
-        for name in [name for name in attentions if not tree.listed(blocks[name])]:
-            left_alone[name] = "it stands outside the blocks; name it in targets= to include it"
-            attentions.remove(name)
-            del blocks[name]
     mlps = {
         name: mlp
         for name, module in tree.modules.items()
@@ -80,6 +74,12 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
         and (mlp := find_mlp(module)) is not None
         and not is_gate(module, tree.holder(name), *mlp)
     }
+    blocks = _block_of_attention(tree, attentions, mlps)
+    if any(tree.listed(block) for block in blocks.values()):
+        for name in [name for name in attentions if not tree.listed(blocks[name])]:
+            left_alone[name] = "it stands outside the blocks; name it in targets= to include it"
+            attentions.remove(name)
+            del blocks[name]
     mlp_blocks = {
         name: block
         for name in mlps
@@ -88,7 +88,7 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
 
     if targets is not None:
         attentions = _targeted(tree, attentions, [targets] if isinstance(targets, str) else list(targets))
-        outside = _block_of_attention(tree, [name for name in attentions if name not in blocks])
+        outside = _block_of_attention(tree, [name for name in attentions if name not in blocks], mlps)
         blocks |= {name: block if tree.listed(block) else name for name, block in outside.items()}
     owners = set(blocks.values()) | set(mlp_blocks.values())
     order = [name for name in tree.modules if name in owners]
@@ -116,13 +116,25 @@ def _attention_names(tree: Tree, left_alone: dict[str, str]) -> list[str]:
     return [name for name in found if not tree.inside(name, found)]
 
 
-def _block_of_attention(tree: Tree, attentions: Sequence[str]) -> dict[str, str]:
-    """The nearest list element that holds the attention; else itself, if it is one; else what holds it."""
+def _block_of_attention(tree: Tree, attentions: Sequence[str], mlps: Iterable[str]) -> dict[str, str]:
+    """The nearest list element that holds the attention; else itself, if it is one; else what holds it.
+
+    A block whose attentions and MLP are listed inside of it, as T5's, is the element that holds them all.
+    """
     blocks = {}
     for name in attentions:
         above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
-        blocks[name] = above[0] if above else name if tree.listed(name) else name.rpartition(".")[0]
+        whole = [
+            block
+            for block in above
+            if tree.inside(block, list(mlps)) and sum(_below(other, block) for other in attentions) <= PER_BLOCK
+        ]
+        blocks[name] = (whole or above or [name if tree.listed(name) else name.rpartition(".")[0]])[0]
     return blocks
+
+
+PER_BLOCK = 2
+"""How many attentions a block may have: one over its own tokens, and one over those of an encoder."""
 
 
 def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str], blocks: set[str]) -> str | None:

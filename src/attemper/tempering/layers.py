@@ -49,6 +49,8 @@ class TokenAction(Action):
     method: Method
     side: Literal["input", "output"]
     layout: Layout
+    told_by: int = 0
+    """The block whose attention tells which tokens are padding."""
     parameters: Parameters | None = None
     parameter: str = ""
     masks: dict[int, str] | None = None
@@ -101,7 +103,7 @@ class TokenAction(Action):
         ledger = self.control.ledger
         if method.mixes_tokens and not torch.compiler.is_compiling():
             self.vain = "it mixes tokens, and there was only one" if tokens.shape[1] == 1 else None
-        real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.place.block)
+        real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.told_by)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)

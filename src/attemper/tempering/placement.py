@@ -146,13 +146,18 @@ class Placement(Requirements):
                     self.actions.append((plain, WeightAction(self.control, place, method, slot)))
 
     def watch(self, action: AttentionAction) -> None:
-        """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block."""
-        here = [method for method in self.methods if self.acts_in(method, action.place.block)]
+        """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block.
+
+        It tells the blocks without attention behind it, too.
+        """
+        told = [block.index for block in self.sites.blocks if self.told_by(block.index) == action.place.block]
+        here = [method for method in self.methods if any(self.acts_in(method, block) for block in told)]
         asking = [method for method in here if isinstance(method, TokenMap) and method.needs_padding]
         action.mixers = tuple(method.name for method in here if mixes_tokens(method))
         action.watchers = tuple(dict.fromkeys((*(cast(Method, method).name for method in asking), *action.mixers)))
         early = [cast(Method, method).name for method in asking if "entry" in method.positions]
-        action.follows_entry = early[0] if early and action.place.block == self.blocks[0].index else None
+        first = early and action.place.block == self.told_by(self.blocks[0].index)
+        action.follows_entry = early[0] if first else None
 
     def acts_in(self, method: Method, block: int) -> bool:
         """Whether a method acts on the tokens of a block; at the entry of the network, those of the first one."""
@@ -192,9 +197,10 @@ class Placement(Requirements):
         place = self.block_place(block, name)
         if kind.needs_class_token and not place.class_token:
             raise NoSiteError(f"'{method}' needs a class token, and none is known before '{name}' in block {block}")
+        told_by = self.told_by(block)
         made: type[TokenAction] = EntryAction if side == "entry" else TokenAction
         side = "input" if side == "entry" else side
-        action = made(self.control, place, method.at(place), side, self.layout(block, layer))
+        action = made(self.control, place, method.at(place), side, self.layout(block, layer), told_by)
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats

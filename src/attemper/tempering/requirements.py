@@ -113,6 +113,12 @@ class Requirements:
             return Place(block, len(self.sites.blocks), name=name)
         return replace(self.place(first), name=name)
 
+    def told_by(self, block: int) -> int:
+        """The block whose attention tells of a block's tokens: itself, else the last one before it that has any."""
+        known = sorted({site.block for site in self.sites.attentions})
+        before = [index for index in known if index <= block]
+        return before[-1] if before else known[0] if known else block
+
     def layout(self, block: int, layer: nn.Module) -> Layout:
         if isinstance(inner(layer), nn.Conv2d):
             return "channels_first"
