@@ -24,7 +24,7 @@ def threads_as_before() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-TRIED_OUT = ("test_trial", "test_contracts_methods", "test_random_modules", "test_docs")
+TRIED_OUT = ("test_trial", "test_random_modules", "test_docs")
 """The files whose models are tried out at `apply`. Others ask what the first training pass says, and are quicker."""
 
 
@@ -90,6 +90,7 @@ LONG = (
     "test_triton", "test_fa4", "test_contracts", "test_contracts_compiled", "test_contracts_methods", "test_cli",
     "test_distributed", "test_distributed_runs", "test_distributed_seeds", "test_midepoch", "test_training_resume",
     "test_study_training", "test_ray", "test_distillation", "test_bench", "test_bench_figures", "test_streaming",
+    "test_ledger_compiled", "test_memory", "test_trial",
     "test_plans", "test_estimate", "test_embedding_reuse", "test_docs", "test_penalties", "test_graying_half",
     "test_explicit_squares", "test_actions", "test_translation_model", "test_study", "test_report_browser",
     "test_training", "test_streaming_files", "test_audio_study", "test_probes_training", "test_evaluation_attacks",
