@@ -138,6 +138,14 @@ def test_ordinary_loops_are_not_taken_for_accumulation(optimizer, set_to_none):
         criterion(model(tokens(1)))  # a pass that goes nowhere
 
 
+@pytest.mark.filterwarnings("ignore:auto_penalty")
+def test_gradients_that_were_thrown_away_are_not_taken_for_accumulation():
+    model, *_ = pair()
+    for _ in range(3):
+        criterion(model(tokens())).backward()
+        model.zero_grad(set_to_none=False)
+
+
 def test_float16_without_a_factor_is_an_error():
     model, tempered, *_ = pair()
     with torch.autocast("cpu", torch.float16):

@@ -332,3 +332,16 @@ PLAIN = Spec("sdpa", True, True, "list", False, False, False)
 def test_a_plain_model_is_served_by_every_recipe(recipe, monkeypatch):
     constant_seed(monkeypatch)
     assert outcome(PLAIN, recipe) == "acts"
+
+
+@pytest.mark.parametrize("container", ["list", "own"])
+@pytest.mark.parametrize("recipe", ["graying(dct, where=tokens)", "layerdrop(0.9)", "droppath(0.5)", "skipless(both)"])
+def test_what_needs_the_residual_stream_is_refused_where_the_model_adds_its_branches_itself(recipe, container):
+    said = outcome(dataclasses.replace(PLAIN, inside=False, container=container), recipe)
+    assert "ModuleList" in said or "residual sum" in said or "skip connections" in said
+
+
+@pytest.mark.parametrize("recipe", ["ffdropout(0.5)", "explicit(q=0.3, k=0.2, v=0.5, av=0.4, ff=0.6)"])
+def test_squeeze_and_excite_is_left_alone(recipe, monkeypatch):
+    constant_seed(monkeypatch)
+    assert outcome(dataclasses.replace(PLAIN, gate=True), recipe) == "acts"

@@ -137,6 +137,29 @@ def test_a_model_that_cannot_be_copied_or_run_is_applied_to_without_a_trial():
     model(torch.randn(2, 3, 8))
 
 
+def test_parts_that_only_another_input_would_run_are_left_to_the_first_pass():
+    class Both(Outside):
+        """Reads a second sequence if there is one."""
+
+        def __init__(self):
+            super().__init__()
+            self.second = nn.ModuleList([nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2)])
+
+        def forward(self, x, other=None):
+            if other is not None:
+                for layer in self.second:
+                    x = x + layer(x, other, other)[0]
+            return super().forward(x)
+
+    model = Both().train()
+    attemper.apply(model, "dropkey(0.1)")
+    model(torch.randn(2, 3, 8), torch.randn(2, 4, 8))
+    model = Both().train()
+    attemper.apply(model, "dropkey(0.1)")
+    with pytest.raises(UnmetError, match="'second.0'"):
+        model(torch.randn(2, 3, 8))
+
+
 def test_parameters_that_a_made_up_input_is_too_small_for_are_not_refused():
     model = Outside().train()
     attemper.apply(model, "hardmask(0.2, k=20)")
