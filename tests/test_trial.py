@@ -156,7 +156,7 @@ def test_parts_that_only_another_input_would_run_are_left_to_the_first_pass():
     model(torch.randn(2, 3, 8), torch.randn(2, 4, 8))
     model = Both().train()
     attemper.apply(model, "dropkey(0.1)")
-    with pytest.raises(UnmetError, match="'second.0'"):
+    with pytest.raises(UnmetError, match=r"'second\.0'"):
         model(torch.randn(2, 3, 8))
 
 
