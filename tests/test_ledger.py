@@ -22,7 +22,7 @@ from penalised import RECIPE, Block, criterion, expected, tempered_model, terms,
 def test_the_passes_whose_outputs_live_are_summed():
     model, tempered = tempered_model()
     first, second = model(tokens(0)), model(tokens(1))  # noqa: F841
-    assert tempered.penalty().item() == pytest.approx(expected(0, 1))
+    assert tempered.penalty().item() == pytest.approx(expected(0, 1), rel=1e-5)
     assert tempered.penalty().item() == 0.0
 
 
@@ -37,7 +37,7 @@ def test_passes_whose_outputs_were_dropped_are_read_right_behind_them():
     model, tempered = tempered_model()
     model(tokens(0))
     model(tokens(1))
-    assert tempered.penalty().item() == pytest.approx(expected(0, 1))
+    assert tempered.penalty().item() == pytest.approx(expected(0, 1), rel=1e-5)
 
 
 def test_a_stray_pass_counts_for_nobody():
@@ -47,7 +47,7 @@ def test_a_stray_pass_counts_for_nobody():
     out = model(tokens(7))  # noqa: F841
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tempered.penalty().item() == pytest.approx(expected(7))
+        assert tempered.penalty().item() == pytest.approx(expected(7), rel=1e-5)
 
 
 def test_a_penalty_says_which_passes_it_leaves_out():
@@ -55,11 +55,11 @@ def test_a_penalty_says_which_passes_it_leaves_out():
     for seed in range(5):
         model(tokens(seed))
     with pytest.warns(UserWarning, match=r"leaves out passes whose outputs are gone \(3\)"):
-        assert tempered.penalty().item() == pytest.approx(expected(3, 4))
+        assert tempered.penalty().item() == pytest.approx(expected(3, 4), rel=1e-5)
     out = model(tokens(0))  # noqa: F841
     model(tokens(1))
     with pytest.warns(UserWarning, match=r"outputs are gone \(1\)"):
-        assert tempered.penalty().item() == pytest.approx(expected(0))
+        assert tempered.penalty().item() == pytest.approx(expected(0), rel=1e-5)
 
 
 @pytest.mark.parametrize("kept", [True, False])
