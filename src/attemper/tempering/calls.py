@@ -1,7 +1,6 @@
 """Watching a whole pass: which modules compute attention, and which layers make gates."""
 
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,26 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.tempering.residual import uses_weight
-
-
-class Traces:
-    """Tensors that are followed, each with what is known of it. Their memory is not kept."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[Any, Any]] = {}
-
-    def put(self, x: Any, what: Any) -> None:
-        if isinstance(x, Tensor):
-            self.known[id(x)] = (weakref.ref(x), what)
-
-    def of(self, operands: Any) -> Any:
-        """What is known of the first operand that is followed; None: none is."""
-        for x in operands if self.known else ():
-            found = self.known.get(id(x))
-            if found is not None and found[0]() is x:
-                return found[1]
-        return None
+from attemper.tempering.residual import Known, uses_weight
 
 
 class CallWatch(TorchFunctionMode):
@@ -46,9 +26,9 @@ class CallWatch(TorchFunctionMode):
         self.outside: dict[str, int] = {}
         """Module → how many attention calls it made."""
         self.gates: list[str] = []
-        self.weights = Traces()
+        self.weights = Known(None)
         """What softmax gave, and the module that called it."""
-        self.pooled = Traces()
+        self.pooled = Known(None)
         """What MLPs made of a single position: the MLP, and how many numbers they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,9 +40,9 @@ class CallWatch(TorchFunctionMode):
             self.note(self.caller())
         elif func in SOFTMAX:
             if is_over_last_axis(*args, **kwargs):
-                self.weights.put(out, self.caller())
+                self.weights.note(out, self.caller())
         elif func in PRODUCTS:
-            self.note(self.weights.of((*args, *kwargs.values())))
+            self.note(self.weights.first((*args, *kwargs.values())))
             self.find_pooled(args, out)
         else:
             self.pass_on(func, args, out)
@@ -89,24 +69,24 @@ class CallWatch(TorchFunctionMode):
         for name, last in self.lasts:
             if isinstance(out, Tensor) and is_one_position(out, isinstance(last, nn.Conv2d)):
                 if uses_weight(last, args):
-                    self.pooled.put(out, (name, out.numel()))
+                    self.pooled.note(out, (name, out.numel()))
 
     def pass_on(self, func: Any, args: Any, out: Any) -> None:
         """Follow attention weights and pooled features through what leaves them what they are."""
         if func in MULTIPLICATIONS and len(args) == 2:
-            pooled = self.pooled.of(args)
-            others = [x for x in args if isinstance(x, Tensor) and self.pooled.of((x,)) is None]
+            pooled = self.pooled.first(args)
+            others = [x for x in args if isinstance(x, Tensor) and self.pooled.of(x) is None]
             if pooled is not None and any(x.numel() > pooled[1] for x in others):
                 if pooled[0] not in self.gates:
                     self.gates.append(pooled[0])
                 return
         if func in FACTORS_OF_WEIGHTS or func in VIEWS:
-            weights = self.weights.of(args[:2])
-            if weights is not None:
-                self.weights.put(out, weights)
-        pooled = self.pooled.of(args)
+            weights = self.weights.first(args[:2])
+            if weights is not None and isinstance(out, Tensor):
+                self.weights.note(out, weights)
+        pooled = self.pooled.first(args)
         if pooled is not None and isinstance(out, Tensor) and (out.numel() == pooled[1] or func in VIEWS):
-            self.pooled.put(out, pooled)
+            self.pooled.note(out, pooled)
 
 
 def running_modules() -> Iterator[nn.Module]:

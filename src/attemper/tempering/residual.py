@@ -128,7 +128,8 @@ class Residuals(TorchFunctionMode):
 
     def origin(self, x: Any) -> int:
         """The number of the input whose stream x belongs to; -1: it is not on a stream."""
-        return self.origins.of(x)
+        number: int = self.origins.of(x)
+        return number
 
     def made_of(self, operands: Any) -> int:
         """What any of the operands was made of."""
@@ -151,35 +152,41 @@ class Residuals(TorchFunctionMode):
 
 
 class Known:
-    """A number for each of some tensors, which are not kept alive.
+    """What is known of some tensors, which are not kept alive.
 
-    While a model is traced, tensors are compared one by one: not every version of the compiler knows their ids.
+    missing: what is given for all others. While a model is traced, tensors are compared one by one: not every version
+    of the compiler knows their ids.
     """
 
-    def __init__(self, missing: int) -> None:
+    def __init__(self, missing: Any) -> None:
         self.missing = missing
-        self.by_id: dict[int, tuple[weakref.ref[Tensor], int]] = {}
-        self.traced: list[tuple[Tensor, int]] = []
+        self.by_id: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        self.traced: list[tuple[Tensor, Any]] = []
 
-    def note(self, x: Tensor, number: int) -> None:
+    def note(self, x: Tensor, what: Any) -> None:
         if torch.compiler.is_compiling():
-            self.traced.append((x, number))
+            self.traced.append((x, what))
         else:
-            self.by_id[id(x)] = (weakref.ref(x), number)
+            self.by_id[id(x)] = (weakref.ref(x), what)
 
-    def of(self, x: Any) -> int:
-        """The number of this very tensor; another one may have its id after its death."""
+    def of(self, x: Any) -> Any:
+        """What is known of this very tensor; another one may have its id after its death."""
         if torch.compiler.is_compiling():
-            for known, number in self.traced[::-1]:
+            for known, what in self.traced[::-1]:
                 if known is x:
-                    return number
+                    return what
             return self.missing
         found = self.by_id.get(id(x))
         return self.missing if found is None or found[0]() is not x else found[1]
 
+    def first(self, operands: Any) -> Any:
+        """What is known of the first operand of which anything is."""
+        found = (self.of(x) for x in operands)
+        return next((what for what in found if what != self.missing), self.missing)
+
     def forget(self, x: Tensor) -> None:
         if torch.compiler.is_compiling():
-            self.traced = [(known, number) for known, number in self.traced if known is not x]
+            self.traced = [(known, what) for known, what in self.traced if known is not x]
         else:
             del self.by_id[id(x)]
 
