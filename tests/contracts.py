@@ -49,9 +49,14 @@ def tempered(family: Family, recipe: str) -> tuple[nn.Module, attemper.Tempered]
     return model, attemper.apply(model, recipe, targets=family.targets)
 
 
-def evaluate(model: nn.Module, family: Family) -> Tensor:
-    """The output in eval mode, without gradients: that is where torch takes its fast paths."""
+def evaluate(model: nn.Module, family: Family, seed: int | None = 1) -> Tensor:
+    """The output in eval mode, without gradients: that is where torch takes its fast paths.
+
+    seed: some models shuffle their patches; None leaves torch's generator where it is.
+    """
     model.eval()
+    if seed is not None:
+        torch.manual_seed(seed)
     with torch.no_grad():
         return call(model, family.inputs())
 
@@ -123,7 +128,8 @@ def checkpoint_blocks(model: nn.Module, blocks: list[str]) -> None:
     """Recompute these modules in backward, as libraries do it: by putting another forward on the instance."""
     for name in blocks:
         block = model.get_submodule(name)
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        for part in block if isinstance(block, nn.ModuleList) else [block]:
+            part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
 
 
 @pytest.fixture

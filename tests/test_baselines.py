@@ -25,7 +25,13 @@ P = 0.4
 @pytest.fixture
 def one_seed(monkeypatch):
     """Every draw in a model starts from SEED, so that its masks can be written down."""
-    for module in ("tempering.layers", "tempering.skips", "tempering.interception", "ops.perturbation"):
+    for module in (
+        "tempering.layers",
+        "tempering.skips",
+        "tempering.projected",
+        "tempering.written",
+        "ops.perturbation",
+    ):
         monkeypatch.setattr(f"attemper.{module}.draw_seed", lambda device: torch.tensor(SEED))
 
 

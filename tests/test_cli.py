@@ -159,7 +159,9 @@ def test_a_study_can_be_looked_at_and_exported(study: Path, tmp_path: Path, caps
 def test_one_run_can_be_trained_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--recipe", "dropkey(0.1)", "--epochs", "1", "--folder", str(tmp_path / "run"), "--json"]
     assert main(words) == 0
-    result = json.loads(capsys.readouterr().out)
+    printed, said = capsys.readouterr()
+    result = json.loads(printed)
+    assert "note: the warm-up of 5 epochs is longer than the training of 1" in said
     assert result["spec"]["recipe"] == "dropkey(0.1)"
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
 

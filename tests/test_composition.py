@@ -287,14 +287,6 @@ def test_a_bad_method_behind_good_ones_leaves_it_so_too(name, recipe, error, mes
     before.check(model)
 
 
-def test_too_many_logits_for_the_keys_is_told_when_the_keys_are_known():
-    model = build(FAMILY["timm-vit"]).train()
-    before = Snapshot(model)
-    with pytest.raises(ParameterError, match=r"k=18 is more than the number of keys in 'blocks.0.attn', 17"):
-        attemper.apply(model, "hardmask(0.1, k=18)")
-    before.check(model)
-
-
 def test_methods_are_values():
     assert ExplicitDropout(v=1) == ExplicitDropout(v=1.0)
     assert hash(Skipless(blocks=[0, 1])) == hash(Skipless(blocks=(0, 1)))

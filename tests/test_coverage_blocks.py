@@ -10,92 +10,11 @@ import attemper
 from attemper.errors import NoSiteError, UnmetError
 from attemper.methods.kinds import Tokens
 from attemper.ops.stream import Stream
-from plain_blocks import TOKENS, WIDTH, Attention, Block, Mlp, model_of, tokens
+from plain_blocks import WIDTH, Block, Mlp, model_of, tokens
+from test_sums_outside import Outside
 
 
-# ------------------------------------------------------------------------------------------------------------- blocks
-class FeedForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
-class Outside(nn.Module):
-    """vit-pytorch's way: a layer is a list of two parts, and both sums are in the loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([Attention(), FeedForward()]) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for attention, mlp in self.layers:
-            x = attention(x) + x
-            x = mlp(x) + x
-        return x
-
-
-def test_a_layer_that_is_a_list_is_one_block_of_a_schedule() -> None:
-    tempered = attemper.apply(Outside(), "dropkey(0.4, schedule=decreasing) + ffdropout(0.4, schedule=decreasing)")
-    assert {(row.block, row.rate) for row in tempered.summary()} == {(0, 0.4), (1, 0.2)}
-    assert {row.site for row in tempered.summary() if row.block == 0} == {"layers.0.0", "layers.0.1.net.3"}
-
-
-@pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)", "skipless", "graying(where=tokens, eps=0.5)"])
-def test_a_list_cannot_be_skipped(recipe: str) -> None:
-    with pytest.raises(NoSiteError, match=r"cannot act on block 'layers\.0', a ModuleList"):
-        attemper.apply(Outside(), recipe)
-
-
-class Parts(nn.Module):
-    """Attention and MLPs listed apart: each is a block of its own, and neither adds anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attentions = nn.ModuleList(Attention() for _ in range(2))
-        self.mlps = nn.ModuleList(Mlp() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for attention, mlp in zip(self.attentions, self.mlps, strict=True):
-            x = attention(x) + x
-            x = mlp(x) + x
-        return x
-
-
-@pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)", "skipless"])
-def test_a_sum_outside_of_the_block_is_not_taken_for_granted(recipe: str) -> None:
-    model = Parts().train()
-    attemper.apply(model, recipe)
-    with pytest.raises(UnmetError, match=r"'attentions\.0'"):
-        model(tokens())
-
-
-class FeedForwardOutside(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.attn(self.norm1(x))
-
-
-class Loop(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(FeedForwardOutside() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-            x = x + layer.mlp(x)
-        return x
-
-
-def test_half_a_block_is_not_dropped_for_a_whole_one() -> None:
-    model = Loop().train()
-    attemper.apply(model, "layerdrop(0.5)")
-    with pytest.raises(UnmetError, match="does not add its feed-forward network"):
-        model(tokens())
-
-
+# ------------------------------------------------------------------------------- blocks that do more than add branches
 class Widening(Block):
     def __init__(self) -> None:
         super().__init__()
@@ -105,15 +24,106 @@ class Widening(Block):
         return self.merge(super().forward(x))
 
 
-def test_a_block_that_changes_the_shape_is_named_or_left_in_part() -> None:
-    model = nn.Sequential(Block(), Widening()).train()
+class Pooled(Block):
+    """A shortcut that pools and projects; half the tokens come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shortcut = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        short = self.shortcut(self.norm1(x))[:, ::2]
+        x = short + self.attn(self.norm1(x))[:, ::2]
+        return x + self.mlp(self.norm2(x))
+
+
+class Convolved(Block):
+    """Something else than a branch between the two sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.local(x + self.attn(self.norm1(x)))
+        return x + self.mlp(self.norm2(x))
+
+
+class ClassOnly(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :1] + self.attn(self.norm1(x))[:, :1]
+        return x + self.mlp(self.norm2(x))
+
+
+def shortcut(block: Block, x: Tensor) -> Tensor:
+    """What a block gives without its branches."""
+    if isinstance(block, Widening):
+        return block.merge(x)
+    if isinstance(block, Pooled):
+        return block.shortcut(block.norm1(x))[:, ::2]
+    return block.local(x) if isinstance(block, Convolved) else x[:, :1]
+
+
+@pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)"])
+@pytest.mark.parametrize("way", [Widening, Pooled, Convolved, ClassOnly])
+def test_without_its_branches_a_block_keeps_what_else_it_does(
+    way: type[Block], recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = model_of(way, depth=1), tokens()
+    attemper.apply(model, recipe)
+    whole = model_of(way, depth=1)(x)
+    monkeypatch.setattr(Stream, "keep", lambda self, shape, p: torch.zeros(tuple(shape), dtype=torch.bool))
+    for _ in range(2):
+        torch.testing.assert_close(model(x), shortcut(model[0], x))
+    kept = attemper.apply(model_of(way, depth=1), "layerdrop(0.5)").model
+    monkeypatch.setattr(Stream, "keep", lambda self, shape, p: torch.ones(tuple(shape), dtype=torch.bool))
+    for _ in range(2):
+        torch.testing.assert_close(kept(x), whole)
+
+
+class NotAdded(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.norm1(x)) + 0 * self.norm2(x) if self.mlp is None else self.mlp(x)
+
+
+class Local(Block):
+    """Attention, and something beside it in the same branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn(self.norm1(x)) + self.local(x) + x
+        return x + self.mlp(self.norm2(x))
+
+
+class Gated(Block):
+    """A gate that mixes stream and branch is no sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.lerp(x, self.attn(self.norm1(x)), 0.5)
+        return x + self.mlp(self.norm2(x))
+
+
+@pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)", "skipless", "skipless(both)"])
+@pytest.mark.parametrize("way", [NotAdded, Local, Gated])
+def test_what_is_no_residual_sum_is_refused(way: type[Block], recipe: str) -> None:
+    model = model_of(way)
+    attemper.apply(model, recipe)
+    with pytest.raises(UnmetError, match="'0'"):
+        model(tokens())
+
+
+def test_a_block_that_cannot_be_skipped_is_named_or_left_in_part() -> None:
+    model = nn.Sequential(Block(), Gated()).train()
     attemper.apply(model, "layerdrop(0.5)")
-    with pytest.raises(UnmetError, match=r"layerdrop cannot skip '1': this Widening gives another shape"):
+    with pytest.raises(UnmetError, match=r"layerdrop cannot skip '1': this Gated"):
         model(tokens())
     attemper.Tempered.of(model).remove()
     attemper.apply(model, "layerdrop(0.5)", partial=True)
-    assert model(tokens()).shape == (2, TOKENS, 2 * WIDTH)
-    alone = nn.Sequential(Widening()).train()
+    assert model(tokens()).shape == tokens().shape
+    alone = nn.Sequential(Gated()).train()
     attemper.apply(alone, "layerdrop(0.5)", partial=True)
     with pytest.raises(UnmetError, match="layerdrop had no effect"):
         alone(tokens())
@@ -152,7 +162,7 @@ class MlpFirst(Block):
 class Scaled(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.gamma, self.position = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.rand(1, TOKENS, WIDTH))
+        self.gamma, self.position = nn.Parameter(torch.rand(WIDTH)), nn.Parameter(torch.rand(1, 5, WIDTH))
         self.cpe = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,11 +195,9 @@ class Overwriting(Block):
 
 def by_hand(block: Block, x: Tensor) -> Tensor:
     """The block without the skip round attention."""
-    if isinstance(block, Parallel):
+    if isinstance(block, Parallel | Together):
         h = block.norm1(x)
         return block.attn(h) + block.mlp(h)
-    if isinstance(block, Together):
-        return block.attn(block.norm1(x))
     if isinstance(block, MlpFirst):
         return block.attn(block.norm1(x + block.mlp(block.norm2(x))))
     if isinstance(block, Scaled):
@@ -227,12 +235,37 @@ def test_a_dropped_block_gives_what_it_got(way: type[Block], monkeypatch: pytest
         assert torch.equal(model(x.clone()), x)
 
 
-@pytest.mark.parametrize("recipe", ["skipless", "skipless(mlp)", "droppath(0.5)"])
-def test_one_sum_of_both_branches_is_refused(recipe: str) -> None:
-    model = model_of(Combined)
+class ParallelInPlace(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm1(x)
+        attention, mlp = self.attn(h), self.mlp(h)
+        out = x.clone()
+        out += attention
+        return out.add_(mlp)
+
+
+@pytest.mark.parametrize("recipe", ["skipless", "skipless(mlp)", "skipless(both)"])
+@pytest.mark.parametrize("way", [Combined, Parallel, Together, ParallelInPlace])
+def test_parallel_branches_share_one_skip_however_they_are_added(way: type[Block], recipe: str) -> None:
+    model, expected = model_of(way), tokens()
+    for block in model:
+        h = block.norm1(expected)
+        expected = block.attn(h) + block.mlp(h)
     attemper.apply(model, recipe)
-    with pytest.raises(UnmetError, match="adds attention and the MLP in one sum"):
-        model(tokens())
+    torch.testing.assert_close(model(tokens()), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(tokens()), expected)
+
+
+def test_branches_that_share_a_sum_are_dropped_together() -> None:
+    model, x = model_of(Combined, depth=1), tokens()
+    attemper.apply(model, "droppath(0.5)")
+    h = model[0].norm1(x)
+    branch = model[0].attn(h) + model[0].mlp(h)
+    for seed in range(6):
+        torch.manual_seed(seed)
+        for given, own, added in zip(model(x), x, branch, strict=True):
+            assert torch.allclose(given, own) or torch.allclose(given, own + 2 * added, atol=1e-5)
 
 
 @pytest.mark.parametrize("recipe", ["{} + layerdrop(0.5)", "layerdrop(0.5) + {}"])
@@ -281,15 +314,23 @@ def test_a_skip_that_no_block_has_is_refused_at_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)"])
-def test_compiled_blocks_are_checked_while_they_are_traced(recipe: str) -> None:
-    model = model_of(Block)
+@pytest.mark.parametrize("kind", [Block, Pooled, Outside])
+def test_compiled_sums_are_those_of_eager_code(kind: type[nn.Module], recipe: str) -> None:
+    torch._dynamo.reset()  # its limit of compiled variants is for all models of one class
+    model = model_of(kind, 1)
     attemper.apply(model, recipe)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.manual_seed(3)
-    given = compiled(tokens())
-    torch.manual_seed(3)
-    torch.testing.assert_close(given, model(tokens()))
-    outside = Parts().train()
-    attemper.apply(outside, recipe)
-    with pytest.raises(Exception, match="attentions"):
-        torch.compile(outside, backend="aot_eager")(tokens())
+    for seed in range(3):
+        torch.manual_seed(seed)
+        given = compiled(tokens())
+        torch.manual_seed(seed)
+        torch.testing.assert_close(given, model(tokens()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["layerdrop(0.5)", "droppath(0.5)"])
+def test_compiled_blocks_are_checked_while_they_are_traced(recipe: str) -> None:
+    model = model_of(Gated)
+    attemper.apply(model, recipe)
+    with pytest.raises(Exception, match="Gated"):
+        torch.compile(model, backend="aot_eager")(tokens())

@@ -269,3 +269,9 @@ def test_runs_longer_than_the_keys_are_refused():
     with pytest.raises(ParameterError, match="w=21 is larger than the number of keys, 20"):
         by_attention(DropAttention(0.1, unit="column", w=21))
     by_attention(DropAttention(0.1, unit="column", w=20))
+
+
+def test_in_a_model_runs_are_as_long_as_the_keys_at_most():
+    method = DropAttention(0.1, unit="column", w=21)
+    assert method.fitted(20) == DropAttention(0.1, unit="column", w=20)
+    assert method.fitted(21) is method

@@ -9,8 +9,9 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 import attemper
-from attemper.errors import ConflictError
+from attemper.errors import ConflictError, UnmetError
 from attemper.methods import TokenGraying
+from attemper.methods.kinds import Tokens
 from grays import randn
 
 
@@ -122,3 +123,75 @@ def test_a_mask_that_hides_tokens_behind_batches_that_were_only_padded_is_refuse
     model(x, src_key_padding_mask=hidden)
     with pytest.raises(ConflictError, match="cannot act in this block"):
         model(x, mask=torch.ones(5, 5, dtype=torch.bool).tril(-2), src_key_padding_mask=hidden)
+
+
+# ------------------------------------------------------------------------------------------ what blocks are called with
+class Map(nn.Module):
+    """A block on feature maps; `last`: whether their channels are the last axis."""
+
+    def __init__(self, last: bool):
+        super().__init__()
+        self.last, self.attn = last, nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        tokens = x.flatten(1, 2) if self.last else x.flatten(2).mT
+        out = self.attn(tokens, tokens, tokens, need_weights=False)[0]
+        return x + (out if self.last else out.mT).reshape(x.shape)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_the_channels_of_a_feature_map_are_told_by_their_number(last):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Map(last)), torch.randn(2, 5, 6, 8)
+    x = x if last else x.permute(0, 3, 1, 2).contiguous()
+    tokens = x.flatten(1, 2) if last else x.flatten(2).mT
+    grayed = TokenGraying(where="tokens", eps=0.5).map_tokens(tokens, Tokens(None), None)
+    expected = model(grayed.reshape(x.shape) if last else grayed.mT.reshape(x.shape))
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 6, 8), (2, 5, 6, 7)])
+def test_a_feature_map_whose_channels_cannot_be_told_is_refused(shape):
+    model = nn.Sequential(Map(True))
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    with pytest.raises(UnmetError, match=r"which axis has their 8 channels cannot be told"):
+        model(torch.randn(shape))
+
+
+class Named(nn.Module):
+    """Blocks that are called with names, or with something else than a tensor first."""
+
+    def __init__(self, listed: bool):
+        super().__init__()
+        self.listed, self.layers = (
+            listed,
+            nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in "ab"),
+        )
+        if listed:
+            for layer in self.layers:
+                layer.__class__ = OfHistory
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer([x]) if self.listed else layer(src=x)
+        return x
+
+
+class OfHistory(nn.TransformerEncoderLayer):
+    def forward(self, history):
+        return super().forward(history[-1])
+
+
+def test_blocks_that_are_called_by_name_are_grayed():
+    model, x = Named(False).train(), torch.randn(2, 5, 8)
+    expected = model(TokenGraying(where="tokens", eps=0.5).map_tokens(x, Tokens(None), None))
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_block_that_gets_a_list_is_refused():
+    model = Named(True)
+    attemper.apply(model, "graying(where=tokens, eps=0.5)")
+    with pytest.raises(UnmetError, match=r"its first argument is no tensor \(list\)"):
+        model(torch.randn(2, 5, 8))

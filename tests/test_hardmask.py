@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import attemper
 from attemper import attention, keep_mask
-from attemper.errors import ParameterError
+from attemper.errors import FittedWarning, ParameterError
 from attemper.methods import DropKey, HardMask
 from attemper.methods.dropkey import dropkey
 from attemper.methods.hardmask import largest
@@ -175,13 +176,48 @@ def test_more_than_there_are_keys_is_an_error_that_tells_both_numbers():
     q, k, v = inputs()
     with pytest.raises(ParameterError, match="k=13 is more than the number of keys, 12"):
         attention(q, k, v, methods=HardMask(k=13), seed=SEED)
-    model = build(FAMILY["timm-vit"]).train()
-    with pytest.raises(ParameterError, match=r"k=40 is more than the number of keys in 'blocks.0.attn', 17"):
-        attemper.apply(model, "hardmask(0.1, k=40)")
-    model = build(FAMILY["hand-written"]).train()  # no grid is known here: it shows when the model runs
-    attemper.apply(model, "hardmask(0.1, k=400)")
-    with pytest.raises(ParameterError, match="k=400 is more than the number of keys"):
-        call(model, FAMILY["hand-written"].inputs())
+
+
+class Pooled(nn.Module):
+    """Attention over six tokens, then over three of them."""
+
+    def forward(self, x):
+        for step in (1, 2):
+            x = x[:, :, ::step]
+            x = x + torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return x
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+def test_attention_of_a_model_with_fewer_keys_has_all_of_them_in_question(fill, monkeypatch):
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(SEED, dtype=torch.int64))
+    model = nn.Sequential(Pooled()).train()
+    attemper.apply(model, f"hardmask(0.5, k=5, fill={fill})")
+    x = randn(2, 3, 6, 4)
+    with pytest.warns(FittedWarning, match=r"'0' has 3 keys, fewer than hardmask's k=5: there it acts with k=3"):
+        out = model(x)
+    wanted = x + attention(x, x, x, methods=HardMask(0.5, k=5, fill=fill), seed=SEED)
+    wanted = wanted[:, :, ::2]
+    wanted = wanted + attention(wanted, wanted, wanted, methods=HardMask(0.5, k=3, fill=fill), seed=SEED)
+    torch.testing.assert_close(out, wanted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x)  # it is said once
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), wanted)
+
+
+def test_a_model_without_any_attention_of_so_many_keys_takes_them_all():
+    outputs = []
+    for k in (400, 17):
+        model = build(FAMILY["timm-vit"]).train()
+        attemper.apply(model, f"hardmask(0.5, k={k})")
+        torch.manual_seed(4)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            outputs.append(call(model, FAMILY["timm-vit"].inputs()))
+        assert [each.category for each in said] == ([FittedWarning] if k == 400 else [])
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("name", ["timm-vit", "timm-swin", "hf-bert", "nn-encoder"])

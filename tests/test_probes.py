@@ -86,7 +86,7 @@ def test_outputs_are_the_same_bits_while_being_looked_at(kind, training):
         (site.module, AttentionWatch(site, lambda s, c: seen.append(head_statistics(c, frozenset(PROBES), s.geometry))))
         for site in sites.attentions
     ]
-    watches += block_watches(sites, BlockWatch, lambda block, place, tokens: seen.append(tokens))
+    watches += block_watches(model, sites, BlockWatch, lambda block, place, tokens: seen.append(tokens))
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # nothing inside of it can be seen, so it is off while looking
     try:

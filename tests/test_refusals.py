@@ -174,7 +174,7 @@ def test_targets_that_match_nothing(targets: Any) -> None:
 
 
 def test_no_targets_at_all() -> None:
-    refused(NoSiteError, "targets", "dropkey(0.1)", targets=[])
+    refused(ParameterError, "targets is empty", "dropkey(0.1)", targets=[])
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -272,6 +272,14 @@ def test_a_model_whose_forward_was_replaced() -> None:
     module = model.blocks[1].attn
     module.forward = types.MethodType(type(module).forward, module)
     wrapped_is_refused(model, r"'blocks\.1\.attn' \(Attention\) was replaced", lambda: evaluate(model, VIT))
+
+
+def test_a_forward_that_was_replaced_elsewhere_is_no_matter() -> None:
+    """timm's FasterNet gives some of its convolutions another forward when it is built."""
+    model = original(VIT)
+    model.patch_embed.forward = types.MethodType(type(model.patch_embed).forward, model.patch_embed)
+    attemper.apply(model, "dropkey(0.5)")
+    assert not torch.equal(train(model, VIT, seed=1), train(model, VIT, seed=2))
 
 
 def test_something_that_is_no_module() -> None:

@@ -267,7 +267,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut json": (lambda f: (f / RECORD).write_text((f / RECORD).read_text()[:-30]), "no JSON, or damaged"),
     "bytes": (lambda f: (f / RECORD).write_bytes(b"\xff\xfe\x00"), "no JSON, or damaged"),
     "brackets": (lambda f: (f / RECORD).write_text("[" * 100_000), "no JSON, or damaged"),
-    "a list": (lambda f: (f / RECORD).write_text("[1]"), "holds list"),
+    "a list": (lambda f: (f / RECORD).write_text("[1]"), "holds a JSON list"),
     "foreign json": (lambda f: (f / RECORD).write_text('{"name": "x"}'), "names no recipe"),
     "no json": (lambda f: (f / RECORD).unlink(), f"has no {RECORD}: it was not written"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), f"has no {WEIGHTS}"),

@@ -212,6 +212,7 @@ PATCHES = {
     "torchvision-swin": 2,
     "hf-pvt": 4,
     "hf-detr": None,
+    "hf-segformer": None,
     "hf-bert": None,
     "hf-whisper": None,
     "nn-encoder": None,

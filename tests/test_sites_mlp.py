@@ -83,6 +83,25 @@ def test_widths_that_are_not_those_of_an_mlp(sizes: list[tuple[int, int]]) -> No
     assert find_mlp(GatedFeedForward(*sizes)) is None
 
 
+class ConvolutionalFeedForward(nn.Module):
+    """Norms, a depthwise convolution and dropout between 1 × 1 convolutions."""
+
+    def __init__(self, *, inside: bool = False) -> None:
+        super().__init__()
+        wide = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.net = nn.Sequential(nn.Conv2d(8, 24, 1), nn.Sequential(wide, nn.Hardswish()), nn.Conv2d(24, 8, 1))
+        if inside:
+            self.more = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+
+def test_layers_that_are_nested_are_found_and_those_of_an_mlp_inside_are_its_own() -> None:
+    module = ConvolutionalFeedForward()
+    assert find_mlp(module) == ((module.net[0],), module.net[2])
+    nested = ConvolutionalFeedForward(inside=True)
+    assert find_mlp(nested) is None
+    assert find_mlp(nested.more) == ((nested.more[0],), nested.more[2])
+
+
 def test_what_is_no_mlp() -> None:
     assert find_mlp(holder(Wqkv=(8, 24), Wo=(8, 8))) is None
     assert find_mlp(holder(w1=(8, 24), w2=(24, 12), w3=(12, 8))) is None  # three layers behind each other

@@ -116,7 +116,7 @@ def test_a_gate_that_was_not_told_shows_when_it_runs(recipe: str) -> None:
         model(torch.randn(2, CHANNELS, 4, 4))
 
 
-@pytest.mark.parametrize(("name", "mlps"), [("seresnet18", 0), ("repvit_m0_9", 0), ("coatnet_nano_rw_224", 9)])
+@pytest.mark.parametrize(("name", "mlps"), [("seresnet18", 0), ("repvit_m0_9", 26), ("coatnet_nano_rw_224", 9)])
 def test_models_with_squeeze_and_excite(name: str, mlps: int) -> None:
     with torch.device("meta"):
         model = timm.create_model(name)

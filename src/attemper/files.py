@@ -1,19 +1,23 @@
-"""Files: atomic writes, and weights from every kind of file that holds them."""
+"""Files: atomic writes, one way to read what somebody may have damaged, and weights from every kind of file."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import io
+import json
+import math
 import os
 import secrets
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from attemper.errors import UnreadableError
+from attemper.errors import MissingFileError, UnreadableError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +29,8 @@ DIGEST = 32
 NESTED = ("best", "state_dict", "model_state_dict", "model")
 """Names under which training scripts, ours among them, keep the weights in a checkpoint."""
 WRAPPERS = ("module.", "_orig_mod.")
+MOST_BYTES = 2**28
+"""Of a file that is read as a whole: text, JSON, a table. Results of a run have some kilobytes."""
 
 
 # ----------------------------------------------------------------------------------------------------- atomic writes
@@ -69,10 +75,21 @@ def atomic_write(path: Path, content: str | bytes, *, durable: bool = True) -> N
 
 def remove_parts(folder: Path, pattern: str = ".*.part", *, older_than: float = 0.0) -> None:
     """Remove the temporary files of processes that were killed. older_than: seconds since they were last written."""
-    for part in folder.glob(pattern):
+    parts = list(folder.glob(pattern))
+    now = time_in(folder) if parts and older_than else math.inf
+    for part in parts:
         with contextlib.suppress(OSError):
-            if time.time() - part.stat().st_mtime >= older_than:
+            if now - part.stat().st_mtime >= older_than:
                 part.unlink()
+
+
+def time_in(folder: Path) -> float:
+    """The time by the clock that stamps files in a folder, which on a network file system is its server's."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            return os.fstat(probe.fileno()).st_mtime
+    except OSError:  # a folder that we may only read
+        return time.time()
 
 
 def set_aside(path: Path, word: str) -> Path:
@@ -96,6 +113,79 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+# ----------------------------------------------------------------------------------------------------------- reading
+def read_bytes(path: Path, *, most: int = MOST_BYTES, pipes: bool = False) -> bytes:
+    """The contents of a file. Whatever is wrong with it is an `UnreadableError` of one line that names it.
+
+    most: bytes; a larger file is refused, and not read.
+    pipes: take what is no file on a disk, too, such as /dev/stdin; otherwise it is refused, and never waited for.
+    """
+    try:
+        with open(path, "rb", opener=None if pipes else open_at_once) as file:
+            about = os.fstat(file.fileno())
+            if stat.S_ISREG(about.st_mode):
+                large = about.st_size > most
+                data = b"" if large else file.read()
+            elif pipes:
+                data = file.read(most + 1)
+                large = len(data) > most
+            else:
+                raise UnreadableError(f"'{path}' cannot be read: it is no file.")
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(f"There is no file '{path}'.") from None
+    except (OSError, ValueError) as error:  # a loop of links, a folder, no permission; a name with a zero byte
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise UnreadableError(f"'{path}' cannot be read: {reason}.") from error
+    if large:
+        raise UnreadableError(f"'{path}' has more than {most:,} bytes, which is the most that is read of such a file.")
+    return data
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for somebody to write to it, should it be a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_text(path: Path, *, most: int = MOST_BYTES, pipes: bool = False) -> str:
+    """A file of text in UTF-8, read as `read_bytes` does."""
+    try:
+        return read_bytes(path, most=most, pipes=pipes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"'{path}' is no text in UTF-8: byte {error.start:,} is wrong.") from error
+
+
+def read_json(path: Path, *, most: int = MOST_BYTES) -> Any:
+    """The value in a JSON file, read as `read_bytes` does."""
+    return parse_json(read_bytes(path, most=most), f"'{path}'")
+
+
+def read_json_object(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """The same, where it must be an object."""
+    found = read_json(path, most=most)
+    if not isinstance(found, dict):
+        raise UnreadableError(f"'{path}' holds a JSON {type(found).__name__}; it must be an object, {{…}}.")
+    return found
+
+
+def parse_json(data: bytes | str, where: str, *, finite: bool = False) -> Any:
+    """The value that JSON stands for.
+
+    where: what is read, for messages. finite: refuse NaN and Infinity, which Python writes and JSON does not have.
+
+    >>> parse_json("[1, 2", "'numbers.json'")
+    Traceback (most recent call last):
+    attemper.errors.UnreadableError: 'numbers.json' is no JSON, or damaged (Expecting ',' delimiter: line 1 column 6 ...
+    """
+    try:
+        return json.loads(data, parse_constant=_refuse_constant if finite else None)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{where} is no JSON, or damaged ({first_line(error)}).") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
 # ----------------------------------------------------------------------------------------------------------- weights
 @dataclass(frozen=True)
 class Weights:
@@ -116,9 +206,11 @@ def read_weights(path: str | Path, wanted: Callable[[str], bool] = lambda name: 
     wanted: by their names, those to give; of a safetensors file, the others are not read.
     """
     path = Path(path)
-    if path.is_dir():
-        path = weights_in(path)
     try:
+        if path.is_dir():
+            path = weights_in(path)
+        elif path.exists() and not path.is_file():
+            raise UnreadableError(f"'{path}' cannot be read as weights: it is no file.")
         if _is_safetensors(path):
             return _read_safetensors(path, wanted)
         return Weights(path, {name: value for name, value in _read_torch(path).items() if wanted(name)})
@@ -129,11 +221,22 @@ def read_weights(path: str | Path, wanted: Callable[[str], bool] = lambda name: 
     except UnreadableError:
         raise
     except Exception as error:  # damaged files, and files that would run code: torch raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnreadableError(
-            f"'{path}' cannot be read as weights ({reason}). Save model.state_dict() with torch.save or as "
+            f"'{path}' cannot be read as weights ({first_line(error)}). Save model.state_dict() with torch.save or as "
             ".safetensors."
         ) from error
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its weights; those of a run say which run it was."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except Exception as error:  # damaged files, and files that are something else: safetensors raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnreadableError(f"'{path}' cannot be read as safetensors ({reason}).") from error
 
 
 def weights_in(folder: Path) -> Path:

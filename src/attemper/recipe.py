@@ -11,12 +11,30 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from attemper.errors import ConflictError, ParameterError, RecipeError, UnknownMethodError, suggestion
+from attemper.errors import (
+    ConflictError,
+    ParameterError,
+    RecipeError,
+    UnknownMethodError,
+    pointed_at,
+    quoted,
+    suggestion,
+)
 from attemper.methods.base import Method, render_method
 from attemper.methods.registry import methods_by_name
 
-TOKEN = re.compile(
-    r"\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<word>[A-Za-z_]\w*|2d\b)|(?P<sign>[()\[\],=+]))"
+MOST_CHARACTERS = 10_000
+"""Of a recipe. A longer text is some other file."""
+MOST_IN_A_NUMBER = 100
+"""Characters. No parameter needs as many digits as that."""
+MOST_NESTED = 8
+"""Lists inside of each other. No parameter has more than one inside of another."""
+MOST = 2**63 - 1
+"""The largest value of a number, and the negative of the smallest."""
+
+TOKEN = re.compile(  # possessive, so that a long row of digits is read once and not once from each of its digits
+    r"\s*+(?:(?P<number>[+-]?+(?:[0-9]++\.?+[0-9]*+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+(?![\w.]))"
+    r"|(?P<word>[A-Za-z_]\w*+|2d\b)|(?P<sign>[()\[\],=+]))"
 )
 
 
@@ -34,23 +52,25 @@ class Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if len(text) > MOST_CHARACTERS:
+            self.fail(f"the recipe has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read", 0)
         self.tokens = list(self._tokens())
         self.next = 0
 
     def _tokens(self) -> Iterable[Token]:
-        position = 0
-        while self.text[position:].strip():
+        position, end = 0, len(self.text.rstrip())
+        while position < end:
             match = TOKEN.match(self.text, position)
             if match is None:
                 column = position + len(self.text[position:]) - len(self.text[position:].lstrip())
-                self.fail(f"'{self.text[column]}' cannot stand here", column)
+                self.fail(f"{quoted(self.text[column])} cannot stand here", column)
             kind = str(match.lastgroup)
             yield Token(kind, match[kind], match.start(kind))
             position = match.end()
         yield Token("end", "", len(self.text))
 
     def fail(self, message: str, column: int, kind: type[RecipeError] = RecipeError) -> NoReturn:
-        raise kind(f"{message} (column {column + 1})\n  {self.text}\n  {' ' * column}^")
+        raise kind(f"{message} {pointed_at(self.text, column)}")
 
     @property
     def token(self) -> Token:
@@ -67,7 +87,7 @@ class Parser:
     def expect(self, *texts: str) -> Token:
         token = self.take(*texts)
         if token is None:
-            found = f"'{self.token.text}'" if self.token.text else "the end"
+            found = quoted(self.token.text) if self.token.text else "the end"
             self.fail(f"expected {' or '.join(repr(t) for t in texts)}, found {found}", self.token.column)
         return token
 
@@ -78,7 +98,7 @@ class Parser:
         while self.take("+"):
             methods.append(self.method())
         if self.token.kind != "end":
-            self.fail(f"expected '+' or the end, found '{self.token.text}'", self.token.column)
+            self.fail(f"expected '+' or the end, found {quoted(self.token.text)}", self.token.column)
         return methods
 
     def method(self) -> Method:
@@ -89,14 +109,14 @@ class Parser:
         if token.text == "none":
             self.fail("'none' is the empty recipe and stands alone", token.column)
         if token.text not in known:
-            message = f"unknown method '{token.text}'.{suggestion(token.text, known)} Methods: {', '.join(known)}"
+            message = f"unknown method {quoted(token.text)}.{suggestion(token.text, known)} Methods: {', '.join(known)}"
             self.fail(message, token.column, UnknownMethodError)
         self.next += 1
         kind = known[token.text]
         arguments = self.arguments(kind) if self.take("(") else {}
         try:
             return kind(**arguments)
-        except ParameterError as error:
+        except (ParameterError, TypeError, ValueError, ArithmeticError) as error:  # of other packages' methods, too
             self.fail(f"{token.text}: {error}", token.column)
 
     def arguments(self, kind: type[Method]) -> dict[str, Any]:
@@ -115,7 +135,7 @@ class Parser:
             else:
                 name = next(iter(fields), "")
             if name not in fields:
-                message = f"{kind.name} has no parameter '{name}'.{suggestion(name, fields)}"
+                message = f"{kind.name} has no parameter {quoted(name)}.{suggestion(name, fields)}"
                 self.fail(f"{message} Parameters: {', '.join(fields) or 'none'}", token.column)
             if name in arguments:
                 self.fail(f"'{name}' is given twice", token.column)
@@ -126,22 +146,33 @@ class Parser:
                 break
         return arguments
 
-    def value(self) -> Any:
+    def value(self, depth: int = 0) -> Any:
         token = self.token
         if self.take("["):
-            return self.items()
+            if depth == MOST_NESTED:
+                self.fail(f"lists stand in each other at most {MOST_NESTED} deep", token.column)
+            return self.items(depth + 1)
         if token.kind not in ("number", "word"):
-            found = f"'{token.text}'" if token.text else "the end"
+            found = quoted(token.text) if token.text else "the end"
             self.fail(f"expected a number, a word or a list, found {found}", token.column)
         self.next += 1
         if token.kind == "number":
-            return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else float(token.text)
+            return self.number(token)
         return {"true": True, "false": False}.get(token.text, token.text)
 
-    def items(self) -> tuple[Any, ...]:
+    def number(self, token: Token) -> int | float:
+        if len(token.text) > MOST_IN_A_NUMBER:
+            message = f"a number has at most {MOST_IN_A_NUMBER} characters, and this one has {len(token.text):,}"
+            self.fail(message, token.column)
+        value = int(token.text) if re.fullmatch(r"[+-]?[0-9]+", token.text) else float(token.text)
+        if not -MOST <= value <= MOST:
+            self.fail(f"{token.text} is too large for a number; the largest is {MOST:.2g}", token.column)
+        return value
+
+    def items(self, depth: int) -> tuple[Any, ...]:
         items: list[Any] = []
         while not self.take("]"):
-            items.append(self.value())
+            items.append(self.value(depth))
             if not self.take(","):
                 self.expect("]")
                 break
@@ -199,6 +230,6 @@ def as_methods(recipe: str | Method | Sequence[Method]) -> list[Method]:
     for name in names:
         if names.count(name) > 1:
             raise ConflictError(
-                f"'{name}' stands {names.count(name)} times in the recipe '{describe(methods)}'; once is enough"
+                f"'{name}' stands {names.count(name)} times in the recipe {quoted(describe(methods))}; once is enough"
             )
     return methods

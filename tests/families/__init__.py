@@ -7,11 +7,12 @@ passes is Attemper's doing.
 from families.base import Family, Inputs, build, call, image, noise, pixels
 from families.timm_models import TIMM, VIT, timm_model
 from families.torch_models import OTHERS, HandWritten, HandWrittenModel, SelfAttention
-from families.transformers_models import HF_IMAGE, TRANSFORMERS, build_detr, hf
+from families.transformers_models import HF_IMAGE, MET_OTHERWISE, TRANSFORMERS, build_detr, hf
 
 __all__ = [
     "FAMILIES",
     "HF_IMAGE",
+    "MET_OTHERWISE",
     "OTHERS",
     "TIMM",
     "TRANSFORMERS",
@@ -32,7 +33,7 @@ __all__ = [
     "timm_model",
 ]
 
-FAMILIES = [*TIMM, *TRANSFORMERS, *OTHERS]
+FAMILIES = [*TIMM, *TRANSFORMERS, *OTHERS, *MET_OTHERWISE]
 
 
 def family(name: str) -> Family:

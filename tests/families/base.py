@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from architectures.base import quiet
+
 Inputs = dict[str, Any]
 
 
@@ -73,3 +75,19 @@ def noise(*shapes: tuple[int, ...]) -> Callable[[], Inputs]:
         return {"args": tuple(torch.randn(*shape, generator=generator) for shape in shapes)}
 
     return make
+
+
+def of_architecture(library: str, name: str) -> tuple[Callable[[], nn.Module], Callable[[], Inputs]]:
+    """How a model of `benchmarks/architectures` is built without dropout of its own, and its input."""
+
+    def make() -> nn.Module:
+        from architectures import architectures_of
+
+        return quiet(architectures_of(library)[name].make())
+
+    def inputs() -> Inputs:
+        from architectures import architectures_of
+
+        return architectures_of(library)[name].inputs()
+
+    return make, inputs

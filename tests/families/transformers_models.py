@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from families.base import Family, Inputs, noise, pixels
+from families.base import Family, Inputs, noise, of_architecture, pixels
 
 
 def hf(config: str, model: str, **options: Any) -> Callable[[], nn.Module]:
@@ -183,3 +183,6 @@ TRANSFORMERS.append(
         fullgraph=False,
     )
 )
+
+MET_OTHERWISE = [Family("hf-segformer", *of_architecture("transformers", "segformer"), 4, 4, (None,))]
+"""Models that meet attention in a way of their own."""

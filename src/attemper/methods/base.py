@@ -8,6 +8,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from attemper.errors import ParameterError
 
+MOST_WIDTH = 1023
+"""Of a window or a blur, in keys or patches."""
+MOST_STRENGTH = 1e18
+"""Of a penalty or a width: more is no number that a float32 computes with."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
@@ -33,6 +38,11 @@ class Place:
     """Whether the first token is a class token."""
     name: str = ""
     """The module's name in the model."""
+
+    @property
+    def where(self) -> str:
+        """The module, for messages."""
+        return f"'{self.name}'" if self.name else "the model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,9 +235,25 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_odd(name: str, value: int) -> None:
-    """Raise unless `value` is an odd integer ≥ 1."""
+    """Raise unless `value` is an odd integer from 1 to `MOST_WIDTH`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value % 2 == 0:
         raise ParameterError(f"{name} must be an odd integer of at least 1, got {value!r}")
+    if value > MOST_WIDTH:
+        raise ParameterError(f"{name} must be at most {MOST_WIDTH}, got {value!r}")
+
+
+def check_grid(name: str, value: object) -> tuple[int, int]:
+    """`value` as (rows, columns), both at least 1, or an error that names the parameter."""
+    grid = tuple(value) if isinstance(value, list | tuple) else ()
+    if len(grid) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in grid):
+        raise ParameterError(f"{name} must be [rows, columns], both at least 1; got {value!r}")
+    return grid
+
+
+def check_prefix(value: object) -> None:
+    """Raise unless `value` says how many keys stand before the patches."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ParameterError(f"prefix must be a number of keys, 0 or more; got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -244,7 +270,9 @@ def check_strength(name: str, value: object) -> float | tuple[float, ...]:
 
 
 def check_number(name: str, value: object) -> float:
-    """`value` as a finite float of at least 0, or an error that names the parameter."""
+    """`value` as a float from 0 to `MOST_STRENGTH`, or an error that names the parameter."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ParameterError(f"{name} must be a number of at least 0, got {value!r}")
+    if value > MOST_STRENGTH:
+        raise ParameterError(f"{name} must be at most {MOST_STRENGTH:g}, got {value!r}")
     return float(value)

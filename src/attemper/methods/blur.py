@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Method, Paper, Place, check_choice, check_odd
+from attemper.methods.base import Method, Paper, Place, check_choice, check_grid, check_number, check_odd, check_prefix
 from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
@@ -94,30 +94,30 @@ class Blur(Method, Perturbation):
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.sigma, bool)
-            or not isinstance(self.sigma, int | float)
-            or not 0 <= self.sigma < float("inf")
-        ):
-            raise ParameterError(f"sigma must be a number of at least 0, got {self.sigma!r}")
-        object.__setattr__(self, "sigma", float(self.sigma))
+        object.__setattr__(self, "sigma", check_number("sigma", self.sigma))
         check_odd("w", self.w)
         check_choice("grid", self.grid, ("raster", "2d"))
         if self.grid == "raster" and (self.size is not None or self.prefix is not None):
             raise ParameterError("size and prefix belong to grid=2d, and grid is raster")
         if self.size is not None:
-            object.__setattr__(self, "size", tuple(self.size))
+            object.__setattr__(self, "size", check_grid("size", self.size))
+        if self.prefix is not None:
+            check_prefix(self.prefix)
 
     @property
     def idle(self) -> bool:
         return self.sigma == 0 or self.w == 1
+
+    @property
+    def tells_heads(self) -> bool:
+        return False
 
     def at(self, place: Place) -> Blur:
         if self.grid == "raster" or self.size is not None:
             return self
         if place.grid is None:
             raise ParameterError(
-                f"grid=2d needs the keys to lie on an image grid, and none is known for '{place.name}'; "
+                f"grid=2d needs the keys to lie on an image grid, and none is known for {place.where}; "
                 "give it as size=[rows, columns] and prefix=n, or use grid=raster"
             )
         return dataclasses.replace(self, size=place.grid, prefix=place.prefix)

@@ -1,7 +1,7 @@
 """DropAttention: drop attention weights after softmax. Zehui et al., 2019; inverted: ordinary attention dropout."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -94,14 +94,21 @@ class DropAttention(Scheduled, Perturbation):
         if self.w == 1:
             return stream.keep(columns, self.p)
         if self.w > keys:
-            raise ParameterError(f"w={self.w} is larger than the number of keys, {keys}")
+            raise ParameterError(f"w={self.w} is larger than the number of keys, {keys}; give w up to that")
         return window_keep(~stream.keep(columns, self.p / self.w), self.w)
+
+    def fitted(self, keys: int) -> Self:
+        return dataclasses.replace(self, w=keys) if self.w > keys else self
 
     @property
     def _in_logits(self) -> bool:
         # Zeroing weights and dividing by what is left is the same as dropping logits before softmax, forward and
         # backward, and there it cannot underflow.
         return self.rescale == "normalize" and not self.detach
+
+    @property
+    def tells_heads(self) -> bool:
+        return False
 
     @property
     def uneven_rows(self) -> str | None:

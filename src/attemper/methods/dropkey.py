@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_odd
+from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_grid, check_odd, check_prefix
 from attemper.methods.structure import seed_rate, structured_keep
 from attemper.ops import fused
 from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
@@ -107,15 +107,13 @@ class DropKey(Scheduled, Perturbation):
             return
         if self.w is not None:
             check_odd("w", self.w)
-        if self.prefix is not None and (not isinstance(self.prefix, int) or self.prefix < 0):
-            raise ParameterError(f"prefix must be a number of keys, 0 or more; got {self.prefix!r}")
+        if self.prefix is not None:
+            check_prefix(self.prefix)
         if self.grid is not None:
             self._check_grid()
 
     def _check_grid(self) -> None:
-        grid = tuple(self.grid) if isinstance(self.grid, list | tuple) else ()
-        if len(grid) != 2 or any(not isinstance(n, int) or n < 1 for n in grid):
-            raise ParameterError(f"grid must be [rows, columns], both at least 1; got {self.grid!r}")
+        grid = check_grid("grid", self.grid)
         object.__setattr__(self, "grid", grid)
         if self.width > min(grid):
             raise ParameterError(
@@ -134,10 +132,14 @@ class DropKey(Scheduled, Perturbation):
         if place.grid is None:
             raise ParameterError(
                 f"structure={self.structure} needs the keys to lie on an image grid, and none is known for "
-                f"'{place.name}'; give it as grid=[rows, columns] and prefix=n, or use structure=none"
+                f"{place.where}; give it as grid=[rows, columns] and prefix=n, or use structure=none"
             )
         prefix = place.prefix if self.prefix is None else self.prefix
         return dataclasses.replace(here, grid=place.grid, prefix=prefix)
+
+    @property
+    def tells_heads(self) -> bool:
+        return self.share == "heads"
 
     @property
     def independent_drop(self) -> float | None:

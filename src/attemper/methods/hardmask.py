@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Place, Scheduled, check_choice
+from attemper.methods.base import Paper, Scheduled, check_choice
 from attemper.ops.perturbation import LargestDrop, Perturbation, drop_logits
 from attemper.ops.stream import Stream
 
@@ -32,7 +32,8 @@ class HardMask(Scheduled, Perturbation):
     """Multiply each of the k largest logits of a row by 0 or 1.
 
     p, schedule, match: how often 0, in which block (see `Scheduled`).
-    k: how many logits of a row are in question: a number, or a fraction of the keys, below 1.
+    k: how many logits of a row are in question: a number, or a fraction of the keys, below 1. Attention of a model that
+        has fewer keys has all of them in question.
     fill: "zero" sets a dropped logit to zero, so that its key keeps the weight exp(0), as the abstract says;
         "neg_inf" drops the key altogether.
     """
@@ -54,19 +55,21 @@ class HardMask(Scheduled, Perturbation):
                 f"k must be an integer of at least 1, or a fraction of the keys in (0, 1); got {self.k!r}"
             )
 
-    def at(self, place: Place) -> HardMask:
-        if place.grid is not None:
-            keys = place.prefix + place.grid[0] * place.grid[1]
-            if self.k > keys:
-                raise ParameterError(f"k={self.k} is more than the number of keys in '{place.name}', {keys}")
-        return super().at(place)
+    def fitted(self, keys: int) -> Self:
+        return dataclasses.replace(self, k=keys) if self.k > keys else self
+
+    @property
+    def tells_heads(self) -> bool:
+        return False
 
     def count(self, keys: int) -> int:
         """How many logits of a row of `keys` are in question."""
         if isinstance(self.k, float):
             return max(1, round(self.k * keys))
         if self.k > keys:
-            raise ParameterError(f"k={self.k} is more than the number of keys, {keys}")
+            raise ParameterError(
+                f"k={self.k} is more than the number of keys, {keys}; give k up to that, or a fraction of the keys"
+            )
         return self.k
 
     def largest_drop(self, keys: int) -> LargestDrop | None:

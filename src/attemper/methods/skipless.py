@@ -29,10 +29,10 @@ class Skipless(Method, SkipRemover):
         check_choice("skip", self.skip, ("attention", "mlp", "both"))
         if self.blocks is None:
             return
-        blocks = (self.blocks,) if isinstance(self.blocks, int) else tuple(self.blocks)
+        blocks = self.blocks if isinstance(self.blocks, list | tuple) else (self.blocks,)
         if not blocks or any(isinstance(block, bool) or not isinstance(block, int) or block < 0 for block in blocks):
             raise ParameterError(f"blocks must be a list of block indices, 0 or more; got {self.blocks!r}")
-        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "blocks", tuple(blocks))
 
     def at(self, place: Place) -> Skipless:
         beyond = [block for block in self.blocks or () if block >= place.blocks]

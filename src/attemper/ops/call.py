@@ -60,7 +60,7 @@ class Call:
     def real_keys(self) -> Tensor | None:
         """Boolean (B or 1, H or 1, 1, Nk): the keys that are no padding, where attn_mask treats all queries alike."""
         mask = self.attn_mask
-        if mask is None or (mask.dim() >= 2 and mask.shape[-2] > 1):
+        if mask is None or (mask.dim() >= 2 and mask.shape[-2] != 1):  # without queries there are no keys of theirs
             return None
         while mask.dim() < 4:
             mask = mask[None]
@@ -128,7 +128,11 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ParameterError(f"k and v must agree in batch, heads and tokens, got {shapes}")
     if q.shape[0] != k.shape[0]:
         raise ParameterError(f"q and k must have the same batch size, got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if q.shape[-1] == 0:
+        raise ParameterError(f"q and k must have a head width of at least 1, got {shapes}")
+    if q.shape[1] == 0 or k.shape[1] == 0:
+        raise ParameterError(f"attention needs at least one head, got {shapes}")
+    if q.shape[1] % k.shape[1]:
         raise ParameterError(f"the heads of q must be a multiple of those of k and v, got {shapes}")
     if k.shape[2] == 0:
         raise ParameterError(f"attention needs at least one key, got {shapes}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class Perturbation:
     """Methods of one call act in this order, and in the order given where it is equal."""
 
     @property
+    def tells_heads(self) -> bool:
+        """Whether it treats the heads of a sample together, so that samples and heads have to be told apart."""
+        return True
+
+    @property
     def uneven_rows(self) -> str | None:
         """What makes rows of weights sum to something else than 1, and what to do about it; None: they sum to 1."""
         return None
@@ -68,6 +73,10 @@ class Perturbation:
         It is what fused implementations look for; None is anything else.
         """
         return None
+
+    def fitted(self, keys: int) -> Self:
+        """The same for a row of `keys`, where its parameters ask for more keys than there are; else itself."""
+        return self
 
     def largest_drop(self, keys: int) -> LargestDrop | None:
         """What is done to the largest of `keys` logits, if that is all that this does; None is anything else."""
@@ -127,6 +136,10 @@ class WeightDropout(Perturbation):
     p: float
     order: ClassVar[int] = 1
     stages: ClassVar[tuple[Stage, ...]] = ("weights",)
+
+    @property
+    def tells_heads(self) -> bool:
+        return False
 
     def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
         batch, heads, queries, keys = weights.shape

@@ -67,9 +67,9 @@ def apply_masks(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> tu
     return logits + attn_mask, reachable(attn_mask)
 
 
-def perturbed_softmax(logits: Tensor, methods: Sequence[Perturbation]) -> Tensor:
+def perturbed_softmax(logits: Tensor, methods: Sequence[Perturbation], seed: Tensor | None = None) -> Tensor:
     """Softmax over keys with every method applied, for logits that hold their masks already."""
-    return perturb(logits, reachable(logits), draw(methods, None, logits))
+    return perturb(logits, reachable(logits), draw(methods, seed, logits))
 
 
 def perturb(logits: Tensor, allowed: Tensor | None, drawn: Drawn) -> Tensor:

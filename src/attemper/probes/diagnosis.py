@@ -15,6 +15,7 @@ from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
 from attemper.probes.tokens import BlockWatch, JacobianWatch, block_watches
 from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wrapped, run_model
 from attemper.sites import AttentionSite, Sites, find_sites
+from attemper.sites.targets import Targets
 from attemper.tempering.subclassing import Action
 
 PROBES = {
@@ -32,9 +33,7 @@ MOST_DECOMPOSED = 8
 """Samples whose token matrices are decomposed: singular values take longer than the model."""
 
 
-def diagnose(
-    model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, targets: Sequence[str] | str | None = None
-) -> Table:
+def diagnose(model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, targets: Targets | None = None) -> Table:
     """Look at a model, tempered or plain, while it runs once on a batch, in eval mode and without gradients.
 
     Fused attention stays on. Afterwards everything is as it was: outputs, weights, modes, random generators.
@@ -75,7 +74,7 @@ def _check(probes: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def find_attention(model: nn.Module, targets: Sequence[str] | str | None = None) -> Sites:
+def find_attention(model: nn.Module, targets: Targets | None = None) -> Sites:
     """The sites of a model, which must have attention."""
     refuse_wrapped(model)
     sites = find_sites(model, targets)
@@ -134,13 +133,13 @@ def _token_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[TokenRow, .
     def tell(block: int, place: str, tokens: Tensor) -> None:
         rows.append(TokenRow(block, place, *conditioning(tokens[:MOST_DECOMPOSED])))
 
-    with looking(block_watches(sites, BlockWatch, tell)):
+    with looking(block_watches(model, sites, BlockWatch, tell)):
         run_model(model, batch)
     return tuple(rows)
 
 
 def _jacobian_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[JacobianRow, ...]:
-    watches = block_watches(sites, JacobianWatch, lambda block, place, tokens: None)
+    watches = block_watches(model, sites, JacobianWatch, lambda block, place, tokens: None)
     with looking(watches):
         run_model(model, first_sample(batch))
     return tuple(

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from attemper.probes.conditioning import Conditioning, condition_number, conditioning
 from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
+from attemper.tempering.branches import Branch, branches_of
 from attemper.tempering.layers import Layout, to_tokens
-from attemper.tempering.residual import ATTENTION, Residuals, tensors
+from attemper.tempering.residual import Residuals, Sum, tensors
 from attemper.tempering.subclassing import Action
 
 PLACES = ("input", "attention", "attention + skip", "output")
@@ -31,19 +32,23 @@ class BlockWatch(Action):
     """Tells the tokens of one block."""
 
     site: BlockSite
-    attentions: int
-    """How many attentions the block has."""
+    branches: tuple[Branch, ...]
     layout: Layout
     tell: TellTokens
     joined: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
     """The branch of every attention, and the stream behind it."""
+
+    @property
+    def attentions(self) -> int:
+        """How many attentions the block has."""
+        return sum(branch.is_attention for branch in self.branches)
 
     def acts(self, training: bool) -> bool:
         return True
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         given = tensors(args, kwargs)
-        out = self.watched(forward, args, kwargs)
+        out = self.watched(module, forward, args, kwargs)
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for tokens in given[:1]:
                 self.report("input", tokens)
@@ -55,17 +60,17 @@ class BlockWatch(Action):
         self.joined = []
         return out
 
-    def watched(self, forward: Any, args: Any, kwargs: Any) -> Any:
+    def watched(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """The block's output; what its attentions added is noted."""
         self.joined = []
-        with Residuals(tensors(args, kwargs), (), self.add):
+        with Residuals(module, tensors(args, kwargs), self.branches, self.add):
             return forward(*args, **kwargs)
 
-    def add(self, func: Any, terms: Any, branch: Tensor, made_of: int) -> Tensor:
+    def add(self, added: Sum) -> Tensor:
         """What `Residuals` calls where a branch meets the stream: the sum is made as the model makes it."""
-        out: Tensor = func(*terms)
-        if made_of & ATTENTION:
-            self.joined.append((branch, out))
+        out = added.plain()
+        if any(each.is_attention for each in added.ended):
+            self.joined.append((added.branch, out))
         return out
 
     def report(self, place: str, x: Tensor) -> None:
@@ -91,7 +96,7 @@ class JacobianWatch(BlockWatch):
                 return forward(*args, **kwargs)
             leaf = args[at].detach().requires_grad_()
             args = (*args[:at], leaf.clone(), *args[at + 1 :])  # a block may change its input in place
-            out = self.watched(forward, args, kwargs)
+            out = self.watched(module, forward, args, kwargs)
             with torch._C.DisableTorchFunction():
                 self.differentiate(leaf)
         self.joined = []
@@ -126,17 +131,19 @@ def first_tensor(out: Any) -> Tensor:
     return found
 
 
-def block_watches(sites: Sites, kind: type[BlockWatch], tell: TellTokens) -> list[tuple[nn.Module, BlockWatch]]:
+def block_watches(
+    model: nn.Module, sites: Sites, kind: type[BlockWatch], tell: TellTokens
+) -> list[tuple[nn.Module, BlockWatch]]:
     """A watch for every block that holds attention."""
     watches: list[tuple[nn.Module, BlockWatch]] = []
     for block in sites.blocks:
         own = [site for site in sites.attentions if site.block == block.index]
         if not own:
             continue
-        left = sum(name.startswith(block.name + ".") for name in sites.left_alone)
         multi = next((site.module for site in own if isinstance(site.module, nn.MultiheadAttention)), None)
         layout: Layout = "sequence_first" if multi is not None and not multi.batch_first else "batch_first"
-        watches.append((block.module, kind(block, len(own) + left, layout, tell)))
+        inside = branches_of(sites, [block], block.name, model)
+        watches.append((block.module, kind(block, inside, layout, tell)))
     return watches
 
 

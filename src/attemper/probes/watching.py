@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 from attemper.errors import ParameterError, WrappedModelError
 from attemper.probes.attention import Seen, see
 from attemper.sites import AttentionSite
-from attemper.tempering.axes import MATMUL, SOFTMAX, are_four_axes, is_attention_softmax
+from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
+from attemper.tempering.products import MATMUL
 from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
 
 Tell = Callable[[AttentionSite, Seen], None]
@@ -57,9 +58,9 @@ class Calls(TorchFunctionMode):
             self.tell(_sdpa, args, kwargs)
         elif func is F.multi_head_attention_forward:
             self.tell(_multihead, args, kwargs)
-        elif func in SOFTMAX and is_attention_softmax(*args, **kwargs):
+        elif func in SOFTMAX and softmax_axis(*args, **kwargs) == 3:
             self.tell(self.softmax, args, kwargs)
-        elif func in MATMUL and are_four_axes(*args, **kwargs):
+        elif func in MATMUL and args[0].dim() == args[1].dim() == 4:
             self.product = (args[0], args[1])
         return out
 

@@ -1,7 +1,7 @@
 """The places of a model where methods act, the same few kinds for every library."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -86,6 +86,18 @@ class Projections:
 
 
 @dataclass(frozen=True)
+class SeenCall:
+    """An attention call, or a softmax that looked like one, in a pass of the model."""
+
+    modules: tuple[str, ...]
+    """The names of the modules that were running, the innermost first."""
+    over: Literal["keys", "channels", "scores"]
+    """What was weighed: keys that met queries; channels; or tokens by scores in which no queries and keys met."""
+    what: str
+    """The call, for messages."""
+
+
+@dataclass(frozen=True)
 class AttentionSite:
     """A module that computes attention."""
 
@@ -137,9 +149,11 @@ class Sites:
     blocks: tuple[BlockSite, ...]
     patches: tuple[PatchSite, ...]
     left_alone: dict[str, str] = field(default_factory=dict)
-    targeted: frozenset[str] | None = None
-    """The names that `targets` match or that lie below a match; None: there were no targets."""
+    seen: str = ""
+    """Of modules that are called attention, what they did in a pass of the model, for messages."""
+    reached: dict[Any, frozenset[str]] = field(default_factory=dict)
+    """Of each kind of site that `targets` choose: the names that they match or that lie below a match."""
 
-    def reaches(self, name: str) -> bool:
-        """Whether a module is to be tempered at all."""
-        return self.targeted is None or name in self.targeted
+    def reaches(self, name: str, kind: str) -> bool:
+        """Whether a module is to be tempered as a site of this kind."""
+        return kind not in self.reached or name in self.reached[kind]

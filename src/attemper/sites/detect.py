@@ -44,9 +44,8 @@ def computes_attention(module: nn.Module) -> bool:
     names = names_in(cls)
     if names & FUSED:
         return True
-    called = cls.__name__.lower()
     softmax = "softmax" in names or "Softmax" in names or any(isinstance(m, nn.Softmax) for m in module.children())
-    return softmax and any(word in called for word in CALLED) and _has_projection(module)
+    return softmax and is_called_attention(module) and has_projection(module)
 
 
 @functools.cache
@@ -95,7 +94,13 @@ def _helpers(cls: type, function: FunctionType, names: set[str]) -> Iterator[Any
             yield inner
 
 
-def _has_projection(module: nn.Module) -> bool:
+def is_called_attention(module: nn.Module) -> bool:
+    """Whether the name of a module's class says that it is attention."""
+    called = original_class(module).__name__.lower()
+    return any(word in called for word in CALLED)
+
+
+def has_projection(module: nn.Module) -> bool:
     """Whether a layer has one of the names that people give to projections of queries, keys or values."""
     names = {*PACKED, *(name for group in (*SEPARATE, *SHARED_KV, *SHARED_QK) for name in group)}
     return any(_projection(module, name) is not None for name in names)

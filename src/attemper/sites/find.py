@@ -1,21 +1,21 @@
 """Finding the sites of a model: one walk over its modules, with what each library's adapter knows."""
 
-import fnmatch
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from torch import nn
 
-from attemper.errors import NoSiteError
 from attemper.sites import timm, torchvision, transformers
 from attemper.sites.adapted import inner
 from attemper.sites.adapter import Adapter
-from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, Sites
-from attemper.sites.detect import computes_attention, find_heads, find_projections
+from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, SeenCall, Sites
+from attemper.sites.detect import computes_attention, find_heads, find_projections, has_projection, is_called_attention
 from attemper.sites.gates import is_gate
-from attemper.sites.mlp import find_mlp
+from attemper.sites.mlp import Mlp, find_mlp, named_mlp
+from attemper.sites.seen import by_calls, what_was_seen
+from attemper.sites.targets import Globs, Targets, check_found, chosen_attentions, matches, reached, read_targets
+from attemper.sites.tree import Tree, below
 
 
 @cache
@@ -25,74 +25,46 @@ def adapters() -> tuple[Adapter, ...]:
     return (*added, timm.ADAPTER, transformers.ADAPTER, torchvision.ADAPTER)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """A model's modules by name."""
-
-    modules: dict[str, nn.Module]
-
-    def ancestors(self, name: str) -> Iterator[str]:
-        """The names above `name`, nearest first, the root ('') last."""
-        while name:
-            name = name.rpartition(".")[0]
-            yield name
-
-    def listed(self, name: str) -> bool:
-        """Whether a module is an element of a ModuleList or Sequential."""
-        return bool(name) and isinstance(self.modules[name.rpartition(".")[0]], nn.ModuleList | nn.Sequential)
-
-    def holder(self, name: str) -> nn.Module | None:
-        """The nearest module above `name` that has a forward of its own and is no Sequential; None: there is none."""
-        for above in self.ancestors(name):
-            module = self.modules[above]
-            if not isinstance(module, nn.Sequential) and type(module).forward is not nn.Module.forward:
-                return module
-        return None
-
-    def inside(self, name: str, others: Sequence[str]) -> bool:
-        """Whether one of `others` lies below `name`."""
-        return any(_below(other, name) for other in others)
-
-
-def _below(name: str, above: str) -> bool:
-    return name != above and (not above or name.startswith(above + "."))
-
-
-def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> Sites:
+def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence[SeenCall] | None = None) -> Sites:
     """Every attention, MLP, block and patch embedding of a model.
 
-    targets: globs on module names. Attention is then looked for only in the modules that they match, and a matched
-        module in which none is recognised is assumed to be attention.
+    targets: globs on module names, or some for each of "attention", "mlp" and "blocks". Attention is then looked for
+        only in the modules that they match, and a matched module in which none is recognised is assumed to be
+        attention, unless it is a feed-forward network.
+    calls: the attention calls of a pass of the model, where one was seen; modules are then known by what they do, too.
     """
+    globs = read_targets(targets)
     tree = Tree(dict(model.named_modules()))
     left_alone: dict[str, str] = {}
-    attentions = _attention_names(tree, left_alone)
+    attentions = by_calls(tree, _attention_names(tree, left_alone), left_alone, calls or ())
     mlps = {
         name: mlp
         for name, module in tree.modules.items()
-        if not any(name == a or _below(name, a) for a in (*attentions, *left_alone))
+        if not any(name == a or below(name, a) for a in (*attentions, *left_alone))
         and (mlp := find_mlp(module)) is not None
         and not is_gate(module, tree.holder(name), *mlp)
     }
+    mlps |= _named_mlps(tree, globs, mlps)
     blocks = _block_of_attention(tree, attentions, mlps)
     if any(tree.listed(block) for block in blocks.values()):
         for name in [name for name in attentions if not tree.listed(blocks[name])]:
             left_alone[name] = "it stands outside the blocks; name it in targets= to include it"
             attentions.remove(name)
             del blocks[name]
+    owners, in_stages = set(blocks.values()), tree.in_stages((*attentions, *mlps))
     mlp_blocks = {
-        name: block
-        for name in mlps
-        if (block := _block_of_mlp(tree, name, attentions, set(blocks.values()))) is not None
+        name: block for name in mlps if (block := _block_of_mlp(tree, name, attentions, in_stages, owners)) is not None
     }
 
-    if targets is not None:
-        attentions = _targeted(tree, attentions, [targets] if isinstance(targets, str) else list(targets))
+    if globs is not None:
+        attentions = chosen_attentions(tree, attentions, list(mlps), globs)
         outside = _block_of_attention(tree, [name for name in attentions if name not in blocks], mlps)
         blocks |= {name: block if tree.listed(block) else name for name, block in outside.items()}
     owners = set(blocks.values()) | set(mlp_blocks.values())
     order = [name for name in tree.modules if name in owners]
     index = {name: i for i, name in enumerate(order)}
+    check_found(globs, "mlp", list(mlp_blocks), "feed-forward network", tree)
+    check_found(globs, "blocks", order, "block", tree)
 
     return Sites(
         attentions=tuple(_attention_site(tree, name, index[blocks[name]]) for name in attentions),
@@ -100,8 +72,21 @@ def find_sites(model: nn.Module, targets: Sequence[str] | str | None = None) -> 
         blocks=tuple(BlockSite(name, tree.modules[name], i) for name, i in index.items()),
         patches=tuple(_patches(tree)),
         left_alone={name: reason for name, reason in left_alone.items() if name not in attentions},
-        targeted=None if targets is None else _reached(tree, targets),
+        seen="" if calls is None else what_was_seen(tree, calls),
+        reached=reached(tree, globs),
     )
+
+
+def _named_mlps(tree: Tree, globs: Globs | None, known: Iterable[str]) -> dict[str, Mlp]:
+    """Modules that globs for MLPs name, and that are known as one by the widths of their layers alone."""
+    chosen = globs.get("mlp", ()) if isinstance(globs, dict) else ()
+    found: dict[str, Mlp] = {}
+    for names in matches(tree, chosen).values():
+        for name in names:
+            near = any(name == other or below(name, other) or below(other, name) for other in (*known, *found))
+            if not near and (mlp := named_mlp(tree.modules[name])) is not None:
+                found[name] = mlp
+    return found
 
 
 def _attention_names(tree: Tree, left_alone: dict[str, str]) -> list[str]:
@@ -113,31 +98,66 @@ def _attention_names(tree: Tree, left_alone: dict[str, str]) -> list[str]:
             left_alone[name] = reason
         elif computes_attention(module):
             found.append(name)
-    return [name for name in found if not tree.inside(name, found)]
+    innermost = [name for name in found if not tree.inside(name, found)]
+    return list(dict.fromkeys(_with_projections(tree, name, innermost) for name in innermost))
+
+
+def _with_projections(tree: Tree, name: str, others: Sequence[str]) -> str:
+    """The attention whose projections a module works on that has none, as the `Attend` of several libraries."""
+    if not isinstance(tree.modules[name], nn.MultiheadAttention) and not has_projection(tree.modules[name]):
+        for above in tree.ancestors(name):
+            module = tree.modules[above]
+            if is_called_attention(module) and has_projection(module):
+                return above if sum(below(other, above) for other in others) == 1 else name
+            if tree.listed(above):
+                break
+    return name
 
 
 def _block_of_attention(tree: Tree, attentions: Sequence[str], mlps: Iterable[str]) -> dict[str, str]:
     """The nearest list element that holds the attention; else itself, if it is one; else what holds it.
 
-    A block whose attentions and MLP are listed inside of it, as T5's, is the element that holds them all.
+    A block whose attentions and MLP are listed inside of it, as T5's, is the element that holds them all. A stage,
+    which lists blocks of its own, is none.
     """
     blocks = {}
+    lists = _of_single_heads(tree, attentions)
+    attentions = list(dict.fromkeys(lists.get(name, name) for name in attentions))
+    in_stages = tree.in_stages((*attentions, *mlps))
     for name in attentions:
         above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
         whole = [
             block
             for block in above
-            if tree.inside(block, list(mlps)) and sum(_below(other, block) for other in attentions) <= PER_BLOCK
+            if tree.inside(block, list(mlps)) and sum(below(other, block) for other in attentions) <= PER_BLOCK
         ]
-        blocks[name] = (whole or above or [name if tree.listed(name) else name.rpartition(".")[0]])[0]
-    return blocks
+        alone = name if tree.listed(name) else name.rpartition(".")[0]
+        blocks[name] = (whole or ([alone] if name in in_stages else above) or [alone])[0]
+    return {**blocks, **{name: blocks[above] for name, above in lists.items()}}
+
+
+def _of_single_heads(tree: Tree, attentions: Sequence[str]) -> dict[str, str]:
+    """Attentions that are a head each, with the list that holds them: their values together are as wide as it."""
+    beside: dict[str, list[str]] = {}
+    for name in attentions:
+        if tree.listed(name):
+            beside.setdefault(name.rpartition(".")[0], []).append(name)
+    found: dict[str, str] = {}
+    for above, names in beside.items():
+        projections = [find_projections(tree.modules[name]) for name in names]
+        values = [parts.v.matrix().shape for parts in projections if parts is not None]
+        if len(names) > 1 and [rows * len(names) for rows, _ in values] == [columns for _, columns in values] != []:
+            found |= dict.fromkeys(names, above)
+    return found
 
 
 PER_BLOCK = 2
 """How many attentions a block may have: one over its own tokens, and one over those of an encoder."""
 
 
-def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str], blocks: set[str]) -> str | None:
+def _block_of_mlp(
+    tree: Tree, name: str, attentions: Sequence[str], in_stages: frozenset[str], blocks: set[str]
+) -> str | None:
     """The same for an MLP, whose layers may belong to the block itself. None: it is in no block (a head, say).
 
     blocks: those of attentions. An MLP inside of one belongs to it, even where it is listed there once more, as the
@@ -146,35 +166,14 @@ def _block_of_mlp(tree: Tree, name: str, attentions: Sequence[str], blocks: set[
     if tree.inside(name, attentions) and (tree.listed(name) or name == ""):
         return name
     above = [ancestor for ancestor in tree.ancestors(name) if tree.listed(ancestor)]
-    if above:
-        return next((ancestor for ancestor in above if ancestor in blocks), above[0])
     parent = name.rpartition(".")[0]
+    if above:
+        whole = next((ancestor for ancestor in above if ancestor in blocks), None)
+        if whole is None and name in in_stages:
+            return name if tree.listed(name) else parent
+        return whole or above[0]
     beside = [attention for attention in attentions if attention.rpartition(".")[0] == parent]
     return parent if name and beside else None
-
-
-def _targeted(tree: Tree, attentions: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """The attentions inside what the globs match, and matched modules themselves where there is none."""
-    chosen: set[str] = set()
-    for target in targets:
-        matched = fnmatch.filter(tree.modules, target)
-        if not matched:
-            raise NoSiteError(f"targets: '{target}' matches no module. {_some(tree)}")
-        known = [a for a in attentions if any(a == m or _below(a, m) for m in matched)]
-        chosen.update(known or [m for m in matched if not any(_below(m, other) for other in matched)])
-    return [name for name in tree.modules if name in chosen]
-
-
-def _reached(tree: Tree, targets: Sequence[str] | str) -> frozenset[str]:
-    """The names that the globs match, and everything below them."""
-    globs = [targets] if isinstance(targets, str) else targets
-    matched = {name for target in globs for name in fnmatch.filter(tree.modules, target)}
-    return frozenset(name for name in tree.modules if name in matched or matched & set(tree.ancestors(name)))
-
-
-def _some(tree: Tree) -> str:
-    names = [name for name in tree.modules if name]
-    return f"The model has {len(names)} modules: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
 
 
 def _attention_site(tree: Tree, name: str, block: int) -> AttentionSite:

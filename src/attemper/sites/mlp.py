@@ -30,9 +30,11 @@ PAIRS = (
     (("c_fc",), "c_proj"),
 )
 WORDS = ("mlp", "ffn", "feedforward")
+Mlp = tuple[tuple[nn.Module, ...], nn.Module]
+"""The layers that take an MLP's input, and the one that gives its output."""
 
 
-def find_mlp(module: nn.Module) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
+def find_mlp(module: nn.Module) -> Mlp | None:
     """The layers that take an MLP's input and the one that gives its output, if this module holds an MLP.
 
     Adapters round the layers are seen through; the outermost of them is the layer that is returned.
@@ -47,11 +49,30 @@ def find_mlp(module: nn.Module) -> tuple[tuple[nn.Module, ...], nn.Module] | Non
         if len(linear) == 2 and widths(linear[0])[0] == widths(linear[1])[1]:
             return (linear[0],), linear[1]
     elif any(word in type(module).__name__.lower().replace("_", "") for word in WORDS):
-        return _by_widths(linear)
+        return _by_widths(linear or _nested(module))
     return None
 
 
-def _by_widths(linear: list[nn.Module]) -> tuple[tuple[nn.Module, ...], nn.Module] | None:
+def named_mlp(module: nn.Module) -> Mlp | None:
+    """The same for a module that is known to be an MLP, whatever it and its layers are called."""
+    return find_mlp(module) or _by_widths([layer for layer in module.children() if is_linear(layer)] or _nested(module))
+
+
+def _nested(module: nn.Module) -> list[nn.Module]:
+    """The linear layers and 1 × 1 convolutions below a module, in order; none where one below it is an MLP itself."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        layer = inner(child)
+        if is_linear(layer) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1):
+            found.append(child)
+        elif find_mlp(child) is not None:
+            return []
+        elif layer is child:
+            found += _nested(child)
+    return found
+
+
+def _by_widths(linear: list[nn.Module]) -> Mlp | None:
     """One or two layers that widen, and one that takes their output, or half of it, back to where it came from."""
     if not 2 <= len(linear) <= 3:
         return None

@@ -10,6 +10,7 @@ from attemper.errors import (
     AttemperError,
     ConflictError,
     ParameterError,
+    UnmetError,
     WrappedModelError,
     suggestion,
 )
@@ -18,9 +19,11 @@ from attemper.methods.kinds import LossTerm
 from attemper.ops.dispatch import IMPLEMENTATIONS
 from attemper.recipe import as_methods, describe
 from attemper.sites import find_sites
+from attemper.sites.targets import Targets, read_targets
 from attemper.tempering.handle import PREFIX, Tempered
+from attemper.tempering.looking import look_at
 from attemper.tempering.penalties import Control
-from attemper.tempering.placement import make_plan
+from attemper.tempering.placement import Plan, make_plan
 from attemper.tempering.pretrained import notes, warn_of_other_recipe
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
 from attemper.tempering.trial import try_out
@@ -30,7 +33,7 @@ def apply(
     model: nn.Module,
     recipe: str | Method | Sequence[Method],
     *,
-    targets: Sequence[str] | str | None = None,
+    targets: Targets | None = None,
     impl: str = "auto",
     auto_penalty: bool = False,
     partial: bool = False,
@@ -43,8 +46,9 @@ def apply(
     model: any module with attention in it, before it is wrapped (DDP, FSDP) or compiled, and before the optimiser is
         built if a method adds parameters (cb_s).
     recipe: a text such as "dropkey(0.1, schedule=decreasing)", a method, or a sequence of methods.
-    targets: globs on module names; only attention in the modules that they match is tempered. A module of your own that
-        is not recognised as attention is tempered when a glob names it.
+    targets: globs on module names; only what lies in the modules that they match is tempered. A module of your own that
+        is not recognised as attention is tempered when a glob names it. {"attention": …, "mlp": …, "blocks": …} has
+        globs for each kind of site; what it does not name is tempered everywhere.
     impl: which implementation computes attention: "auto", or a name that is then obeyed or refused.
     auto_penalty: add the gradient of every penalty inside backward, for training loops that cannot be changed.
     partial: accept that a method does not reach everything, as long as it acts somewhere: attention that no site
@@ -67,11 +71,28 @@ def apply(
             f"auto_penalty cannot serve '{describe(methods)}': a comparison of two passes needs "
             "tempered.loss(forward, criterion)"
         )
-    sites = find_sites(model, targets)
-    options = {"targets": targets, "impl": impl, "auto_penalty": auto_penalty, "partial": partial}
+    sites = find_sites(model, targets, look_at(model) if methods else None)
+    options = {"targets": read_targets(targets), "impl": impl, "auto_penalty": auto_penalty, "partial": partial}
     control = Control(methods, sites.left_alone, auto_penalty, partial=partial, options=options)
     plan = make_plan(model, methods, sites, control, impl)
     warn_of_other_recipe(model, control, len(sites.blocks))
+    try:
+        return _carry_out(model, plan, control, impl)
+    except UnmetError as error:
+        if not error.outside:
+            raise
+        try:  # branches that blocks do not add may be added by what runs the blocks
+            control = Control(methods, sites.left_alone, auto_penalty, partial=partial, options=options)
+            plan = make_plan(model, methods, sites, control, impl, outside=True)
+            return _carry_out(model, plan, control, impl)
+        except AttemperError:
+            raise error from None
+
+
+def _carry_out(model: nn.Module, plan: Plan, control: Control, impl: str) -> Tempered:
+    """Temper the model, and try it out; where that fails, the model is as it was."""
+    for module, _ in plan.actions:
+        _refuse_hidden(model, module)
     for module, action in plan.actions:
         add_action(module, action)
     for module, name, value in plan.overrides:
@@ -81,7 +102,7 @@ def apply(
     for module, note in notes(model, control):
         add_action(module, note)
     tempered = Tempered(model, control)
-    if methods:
+    if control.methods:
         try:
             try_out(model, impl)
         except AttemperError:
@@ -94,7 +115,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise WrappedModelError(f"apply needs a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
-        where = f"'{name}'" if name else "the model"
+        where = _called(name)
         kind = type(module).__name__
         if isinstance(module, torch._dynamo.OptimizedModule):
             raise WrappedModelError(f"{where} is compiled already; apply to the model first, then torch.compile it")
@@ -104,11 +125,21 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise WrappedModelError(f"{where} ({kind}) is scripted; apply to the Python model instead")
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) or kind.startswith("FSDP"):
             raise WrappedModelError(f"{where} is wrapped in {kind}; apply to the model inside, then wrap it")
-        if "forward" in module.__dict__:
-            raise WrappedModelError(
-                f"the forward of {where} ({kind}) was replaced on the instance (by a hook of another library?), "
-                "where it would hide Attemper's; apply before that is done"
-            )
+
+
+def _refuse_hidden(model: nn.Module, module: nn.Module) -> None:
+    """Refuse a module whose forward stands on the instance, where it would hide what is put on its class."""
+    if "forward" in module.__dict__:
+        name = next(name for name, each in model.named_modules() if each is module)
+        raise WrappedModelError(
+            f"the forward of {_called(name)} ({type(module).__name__}) was replaced on the instance (by a hook of "
+            "another library?), where it would hide Attemper's; apply before that is done, or leave it out with "
+            "targets="
+        )
+
+
+def _called(name: str) -> str:
+    return f"'{name}'" if name else "the model"
 
 
 def _refuse_tempered(model: nn.Module) -> None:
@@ -116,6 +147,7 @@ def _refuse_tempered(model: nn.Module) -> None:
         if is_tempered(module):
             recipe = describe(state_of(module).actions[0].control.methods)
             raise AlreadyAppliedError(
-                f"'{name}' is tempered already, with '{recipe}'. Call remove() on its handle (Tempered.of(model) finds "
-                "it), then apply one recipe that holds everything: 'dropkey(0.1) + dropattention(0.1)'."
+                f"{_called(name)} is tempered already, with '{recipe}'. Call remove() on its handle "
+                "(Tempered.of(model) finds it), then apply one recipe that holds everything: "
+                "'dropkey(0.1) + dropattention(0.1)'."
             )

@@ -1,7 +1,7 @@
 """What happens round one attention module: which methods act in its attention calls, and what they need to know."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,10 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
-from attemper.tempering.axes import three_axes
+from attemper.sites.seen import counted
 from attemper.tempering.interception import AttentionInterceptor
 from attemper.tempering.penalties import Control
+from attemper.tempering.readings import Facts
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action
 
@@ -40,6 +41,9 @@ class AttentionAction(Action):
     """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
     verified: bool = False
     """Whether the values were compared with what their projection gave; once is enough."""
+    one_of_several: bool = False
+    """Whether other attentions stand beside it in a list, as where each head is a module of its own."""
+    facts: Facts = field(default_factory=Facts)
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
     packs: bool = field(init=False)
@@ -82,14 +86,14 @@ class AttentionAction(Action):
             out = forward(*args, **kwargs)
         if calls.waiting:
             raise UnmetError(
-                f"'{self.place.name}' ({type(module).__name__}) did not multiply its attention weights with values "
+                f"{self.place.where} ({type(module).__name__}) did not multiply its attention weights with values "
                 "in a way that was seen: its penalties cannot be taken. Leave it out with targets=."
             )
         if calls.met == 0:
             raise UnmetError(
-                f"'{self.place.name}' ({type(module).__name__}) ran in training mode, but computed no attention by "
-                "scaled_dot_product_attention, multi_head_attention_forward or a softmax over the last axis of 4-D "
-                "logits: the recipe would have had no effect. A Transformers model may need "
+                f"{self.place.where} ({type(module).__name__}) ran in training mode, but computed no attention by "
+                "scaled_dot_product_attention, multi_head_attention_forward or a softmax over keys: the recipe would "
+                f"have had no effect. Seen: {counted(calls.passed_by)}. A Transformers model may need "
                 "attn_implementation='sdpa'; otherwise leave the module out with targets=."
             )
         if calls.maps:
@@ -105,26 +109,23 @@ class AttentionAction(Action):
         if len(missing) > 0:
             names = " and ".join(method.name for method in self.weight_maps)
             raise UnmetError(
-                f"'{self.place.name}' ({type(module).__name__}) computed its {', '.join(missing)} projection in "
+                f"{self.place.where} ({type(module).__name__}) computed its {', '.join(missing)} projection in "
                 f"another way than by F.linear with its weight: {names} would not have acted on it. Leave the module "
                 "out with targets=."
             )
 
-    def note_heads(self, methods: tuple[Perturbation, ...], heads: int) -> None:
-        """Whether there are heads enough for what acts."""
-        if len(methods) > 0 and not torch.compiler.is_compiling() and all(m.needs_heads for m in methods):
-            self.vain = "attention has a single head" if heads == 1 else None
-
-    def check_values(self, projected: tuple[Tensor, Tensor, Tensor | None] | None, value: Tensor) -> None:
-        """Once: raise where the values of attention are not what the rows of the weight gave that are taken for V."""
-        if self.verified or projected is None or torch.compiler.is_compiling() or value.is_meta:
+    def note_shape(self, methods: tuple[Perturbation, ...], heads: int, keys: int) -> None:
+        """Whether there are heads and keys enough for what acts."""
+        if len(methods) == 0 or torch.compiler.is_compiling():
             return
-        given, joined = three_axes(projected[1]), value.transpose(1, 2).flatten(2)
-        if given.shape != joined.shape:
-            return
-        if not torch.allclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3):
+        self.vain = None
+        asking = [cast(Method, m).name for m in methods if m.tells_heads and not m.needs_heads]
+        if heads == 1 and self.one_of_several and asking:
             raise UnmetError(
-                f"'{self.place.name}' has its queries, keys and values in another order than one behind the other in "
-                "one weight, or changes its values: its penalties cannot be taken. Leave it out with targets=."
+                f"{' and '.join(asking)} treats the heads of a sample together, and each head is a module of its own "
+                f"here: {self.place.where} knows nothing of the others."
             )
-        self.verified = True
+        if heads == 1 and all(method.needs_heads for method in methods):
+            self.vain = "each head is a module of its own" if self.one_of_several else "attention has a single head"
+        elif keys == 1 and all("heads" not in method.stages for method in methods):
+            self.vain = "attention has a single key"

@@ -1,7 +1,7 @@
 """What happens round whole blocks."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,43 +11,12 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
-from attemper.sites import BlockSite, Sites
-from attemper.tempering.layers import TokenAction
+from attemper.tempering.branches import Branch
+from attemper.tempering.layers import Layout, TokenAction
 from attemper.tempering.penalties import Control
-from attemper.tempering.residual import ATTENTION, MLP, Residuals, first_tensor, tensors
+from attemper.tempering.residual import Residuals, first_tensor, tensors
+from attemper.tempering.skips import IN_FUNCTION, SkipAction, runs_in_function
 from attemper.tempering.subclassing import Action
-
-
-class Branches(NamedTuple):
-    """What a block adds to the residual stream."""
-
-    attentions: int
-    """How many attentions it has, those that are left alone included."""
-    mlps: tuple[str, ...]
-    """The last layers of its MLPs, by their names in the block."""
-
-
-def branches(sites: Sites, block: BlockSite, names: dict[nn.Module, str]) -> Branches:
-    """What a block holds. names: those of all modules of the model."""
-    attentions = sum(site.block == block.index for site in sites.attentions)
-    attentions += sum(name.startswith(block.name + ".") for name in sites.left_alone)
-    lasts = [names[mlp.last] for mlp in sites.mlps if mlp.block == block.index]
-    start = block.name + "." if block.name else ""
-    return Branches(attentions, tuple(name.removeprefix(start) for name in lasts if name.startswith(start)))
-
-
-def is_container(module: nn.Module) -> bool:
-    """Whether a module has no forward of its own, as a ModuleList: its parts are run by what holds it."""
-    return type(module).forward is nn.Module.forward
-
-
-def without_forward(method: Method, block: BlockSite) -> str:
-    """Why a method cannot act on a block that is only a list of parts."""
-    return (
-        f"{method.name} cannot act on block '{block.name}', a {type(block.module).__name__}: its parts are run, and "
-        "added to the residual stream, outside of any module of the block. Leave it out with targets=, or write "
-        "partial=True to apply the method where it can act."
-    )
 
 
 @dataclass
@@ -56,28 +25,36 @@ class BlockAction(Action):
 
     A block may be skipped only where all of its branches are added to its input inside of it: otherwise its input is
     not what the network would have without the block. That is watched in the first pass, and whenever it is compiled.
+    Where a block does more than add branches, as one that halves the resolution, what is skipped is its branches.
     """
 
     control: Control
     place: Place
     method: Method
-    attentions: int
-    mlps: tuple[str, ...]
-    """The last layers of its MLPs, by their names in the block."""
+    layout: Layout
+    branches: tuple[Branch, ...]
     partial: bool = False
     """Whether a block that cannot be skipped is left as it is, instead of an error."""
     stream: int | None = None
     """Which of the tensors that the block gets is the residual stream; None: it was not watched yet."""
     overwrites: bool = False
     """Whether the block adds to its input in place."""
+    by_sums: SkipAction | None = None
+    """What skips the branches, where the block does more than add them."""
+    idle: tuple[str, ...] = ()
+    """The attentions of the block that did not run in it when it was watched."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
+        if self.by_sums is not None:
+            self.by_sums.resolve(methods)
 
     def acts(self, training: bool) -> bool:
         return self.control.on(training) and not self.method.idle and self.vain is None
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.by_sums is not None:
+            return self.by_sums.around(module, forward, args, kwargs)
         if torch.compiler.is_compiling():
             return self.compiled(module, forward, args, kwargs)
         if self.stream is None:
@@ -96,22 +73,31 @@ class BlockAction(Action):
             name = next(name for name, value in out.items() if value is after)
             out[name] = mapped
             return out
-        return type(out)([mapped if part is after else part for part in out])
+        parts = [mapped if part is after else part for part in out]
+        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
 
     def first_time(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """The same, watched."""
+        """The same, watched. A block that does more than add branches runs twice this time."""
+        if runs_in_function():
+            self.refuse(module, IN_FUNCTION)
         inputs = tensors(args, kwargs)
         copies = [x.clone() for x in inputs]
-        watch = self.watch(module, inputs)
-        with watch:
+        watch = Residuals(module, inputs, self.branches)
+        with watch.noting_runs(module), watch:
             out = forward(*args, **kwargs)
-        number = watch.origin(first_tensor(out))
-        reason = self.why_not(watch, inputs, out)
+        reason = watch.problem(out)
         if reason is not None:
             if not self.partial:
                 self.refuse(module, reason)
-            self.vain = f"'{self.place.name}' {reason}"
+            self.vain = f"{self.place.where} {reason}"
             return out
+        self.idle = watch.idle
+        number = watch.origin(first_tensor(out))
+        if number < 0 or inputs[number].shape != cast(Tensor, first_tensor(out)).shape:
+            if watch.overwrites:
+                self.refuse(module, "adds to its input in place, and does more than that")
+            self.by_sums = self.skip_action()
+            return self.by_sums.around(module, forward, args, kwargs)
         self.overwrites = watch.overwrites
         self.stream = number
         return self.map(copies[number], out)
@@ -119,46 +105,31 @@ class BlockAction(Action):
     def compiled(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """The same while it is traced, where watching costs nothing later."""
         inputs = tensors(args, kwargs)
-        watch = self.watch(module, inputs)
+        watch = Residuals(module, inputs, self.branches)
         with watch:
             out = forward(*args, **kwargs)
-        reason = self.why_not(watch, inputs, out)
+        reason = watch.problem(out)
         if reason is not None:
             if not self.partial:
                 self.refuse(module, reason)
             return out
-        number = watch.origin(first_tensor(out))
         if watch.overwrites:
             self.refuse(module, "adds to its input in place, which is not followed where it is compiled")
+        number = watch.origin(first_tensor(out))
+        if number < 0 or inputs[number].shape != cast(Tensor, first_tensor(out)).shape:
+            return self.skip_action().around(module, forward, args, kwargs)
         return self.map(inputs[number], out)
 
-    def watch(self, module: nn.Module, inputs: list[Tensor]) -> Residuals:
-        return Residuals(inputs, [module.get_submodule(name) for name in self.mlps])
-
-    def why_not(self, watch: Residuals, inputs: list[Tensor], out: Any) -> str | None:
-        """Why the block cannot be skipped, or None."""
-        after = first_tensor(out)
-        if after is None:
-            return "gives no tensor"
-        if all(x.shape != after.shape for x in inputs):
-            return f"gives another shape, {tuple(after.shape)}, than it takes"
-        number = watch.origin(after)
-        if len(watch.sums) == 0 or number < 0 or inputs[number].shape != after.shape:
-            return (
-                "gives something else than the sum of its input and its branches: the residual sum is outside of the "
-                "module, or made in a way that is not understood"
-            )
-        if self.attentions > 0 and not watch.covered & ATTENTION:
-            return "does not add its attention to its input"
-        if len(self.mlps) > 0 and not watch.covered & MLP:
-            return "does not add its feed-forward network to its input"
-        return None
+    def skip_action(self) -> SkipAction:
+        return SkipAction(self.control, self.place, self.method, self.layout, self.branches)
 
     def refuse(self, module: nn.Module, reason: str) -> NoReturn:
-        raise UnmetError(
-            f"{self.method.name} cannot skip '{self.place.name}': this {type(module).__name__} {reason}. Leave it out "
+        error = UnmetError(
+            f"{self.method.name} cannot skip {self.place.where}: this {type(module).__name__} {reason}. Leave it out "
             "with targets=, or write partial=True to apply the method where it can act."
         )
+        error.outside = True
+        raise error
 
 
 @dataclass
@@ -169,26 +140,47 @@ class EntryAction(TokenAction):
     first training pass.
     """
 
-    mlps: tuple[str, ...] = ()
-    """The last layers of the block's MLPs, by their names in the block."""
+    branches: tuple[Branch, ...] = ()
+    held: bool = False
+    """Whether the module holds blocks, and is none."""
+    channels: int = 0
+    """How many channels tokens have here; 0: nothing tells."""
+    convolves: bool = False
+    """Whether a convolution of the block reads them."""
     watched: bool = False
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        whole = self.place.name == ""  # what the whole model gets is no branch
+        whole = self.place.name == "" and not self.held  # what a block that is the whole model gets is no branch
         if self.watched or whole or torch.compiler.is_compiling() or not module.training:
             return super().around(module, forward, args, kwargs)
 
         def on_stream(*args: Any, **kwargs: Any) -> Any:
-            watch = Residuals(tensors(args, kwargs), [module.get_submodule(name) for name in self.mlps])
+            watch = Residuals(module, tensors(args, kwargs), self.branches)
             with watch:
                 out = forward(*args, **kwargs)
-            if len(watch.sums) == 0:
-                raise UnmetError(
-                    f"{self.method.name} acts on the tokens before the first block, and '{self.place.name}' "
+            if not watch.on_input:
+                error = UnmetError(
+                    f"{self.method.name} acts on the tokens before the first block, and {self.place.where} "
                     f"({type(module).__name__}) adds nothing to them: the residual sum is outside of the module, or "
                     "made in a way that is not understood. Leave the method out."
                 )
+                error.outside = True
+                raise error
             self.watched = True
             return out
 
         return super().around(module, on_stream, args, kwargs)
+
+    def layout_of(self, x: Tensor) -> Layout:
+        """Blocks get tokens (B, N, C), or feature maps with their channels last or first: their width tells which."""
+        if self.channels == 0 or x.dim() < 4:
+            return self.layout
+        axes = [axis for axis in (1, x.dim() - 1) if x.shape[axis] == self.channels]
+        if len(axes) == 1:
+            return "channels_first" if axes[0] == 1 else "batch_first"
+        if len(axes) == 2 and self.convolves:
+            return "channels_first"
+        raise UnmetError(
+            f"{self.method.name} maps the tokens that {self.place.where} gets, {tuple(x.shape)}, and which axis has "
+            f"their {self.channels} channels cannot be told. Leave the method out."
+        )

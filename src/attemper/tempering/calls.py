@@ -2,14 +2,27 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attemper.sites.base import SeenCall
+from attemper.tempering.axes import SOFTMAX, softmax_axis
+from attemper.tempering.origins import Origins
+from attemper.tempering.products import PRODUCTS, Product, read_product
+from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known, uses_weight
+
+
+class Softmaxed(NamedTuple):
+    """What a softmax gave: who was running, how it was written, and as far as is known, over what."""
+
+    modules: tuple[str, ...]
+    what: str
+    reading: Reading
 
 
 class CallWatch(TorchFunctionMode):
@@ -23,8 +36,12 @@ class CallWatch(TorchFunctionMode):
         self.names = {id(module): name for name, module in model.named_modules()}
         self.inside = inside
         self.lasts = [(name, model.get_submodule(last)) for name, last in mlps]
-        self.outside: dict[str, int] = {}
-        """Module → how many attention calls it made."""
+        self.known: set[str] = set()
+        """The modules among those inside that made attention calls."""
+        self.origins = Origins({id(buffer) for buffer in model.buffers()})
+        self.calls: list[SeenCall] = []
+        self.written: list[str] = []
+        """Modules that write softmax out."""
         self.gates: list[str] = []
         self.weights = Known(None)
         """What softmax gave, and the module that called it."""
@@ -36,34 +53,79 @@ class CallWatch(TorchFunctionMode):
         out = func(*args, **kwargs)
         if torch.compiler.is_compiling():
             return out
+        self.origins.after(func, args, kwargs, out)
         if func in FUSED:
-            self.note(self.caller())
+            self.calls.append(SeenCall(self.running(), "keys", func.__name__))
         elif func in SOFTMAX:
-            if is_over_last_axis(*args, **kwargs):
-                self.weights.note(out, self.caller())
+            self.find_softmax(args, kwargs, out)
+        elif func in EXPONENTIALS and isinstance(out, Tensor) and self.origins.product_of(out):
+            self.weights.note(out, Softmaxed(self.running(), WRITTEN, Reading(None)))
+        elif func in LAYERS:
+            self.find_pooled(args, out)
         elif func in PRODUCTS:
-            self.note(self.weights.first((*args, *kwargs.values())))
+            self.find_product(func, args, kwargs)
             self.find_pooled(args, out)
         else:
             self.pass_on(func, args, out)
         return out
 
-    def note(self, caller: str | None) -> None:
-        if caller is not None:
-            self.outside[caller] = self.outside.get(caller, 0) + 1
+    @property
+    def outside(self) -> dict[str, list[SeenCall]]:
+        """Modules in which no attention is known, and the attention calls that they made."""
+        found: dict[str, list[SeenCall]] = {}
+        for call in self.calls:
+            if call.over == "keys" and call.modules and not self.inside & set(call.modules):
+                found.setdefault(call.modules[0], []).append(call)
+        return found
 
-    def caller(self) -> str | None:
-        """The module whose forward is running; None: attention is known there, or in one that runs round it."""
-        nearest = None
-        for module in running_modules():
-            name = self.names.get(id(module))
-            if name is None:
-                continue
-            if name in self.inside:
-                return None
-            if nearest is None and not isinstance(module, nn.Softmax):
-                nearest = name
-        return nearest
+    def find_softmax(self, args: Any, kwargs: Any, out: Tensor) -> None:
+        """Remember the weights of a softmax that may be attention: not of one over channels or experts."""
+        axis = softmax_axis(*args, **kwargs)
+        if axis is None or out.dim() < 2:
+            return
+        reading = read_logits(self.origins.of(out), axis)
+        what = f"a softmax over axis {axis} of ({', '.join(map(str, out.shape))})"
+        if reading.over == "channels":
+            self.calls.append(SeenCall(self.running(), "channels", what + reading.remark))
+        elif reading.product or (axis == out.dim() - 1 and out.dim() > 2):
+            self.weights.note(out, Softmaxed(self.running(), what, reading))
+
+    def find_product(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count a softmax as attention as soon as values are multiplied with its weights."""
+        product = read_product(func, args, kwargs)
+        found = None if product is None else self.weights.first((product.left, product.right))
+        if product is None or found is None or not self.sums_over_keys(product, found):
+            return
+        if found.what == WRITTEN:
+            if found.modules and not self.inside & set(found.modules):
+                self.written.append(found.modules[0])
+            return
+        scores = found.reading.over == "positions" and found.reading.product == 0
+        self.calls.append(SeenCall(found.modules, "scores" if scores else "keys", found.what))
+
+    def sums_over_keys(self, product: Product, found: Softmaxed) -> bool:
+        """Whether a product of weights sums over the axis that softmax was over, as far as is known."""
+        if found.reading.product == 0:
+            return True
+        for x, letters in ((product.left, product.of_left), (product.right, product.of_right)):
+            origin = self.origins.of(x)
+            if origin is not None and self.weights.of(x) is not None:
+                return all(
+                    letter in product.summed
+                    for letter, axis in zip(letters, origin.axes, strict=True)
+                    if any((f.root.product, f.root.side) == (found.reading.product, found.reading.side) for f in axis)
+                )
+        return True
+
+    def running(self) -> tuple[str, ...]:
+        """The names of the modules that are running, the innermost first."""
+        names = dict.fromkeys(
+            self.names[id(module)]
+            for module in running_modules()
+            if id(module) in self.names and not isinstance(module, nn.Softmax)
+        )
+        self.known |= self.inside & set(names)
+        return tuple(names)
 
     def find_pooled(self, args: Any, out: Any) -> None:
         for name, last in self.lasts:
@@ -80,10 +142,11 @@ class CallWatch(TorchFunctionMode):
                 if pooled[0] not in self.gates:
                     self.gates.append(pooled[0])
                 return
-        if func in FACTORS_OF_WEIGHTS or func in VIEWS:
-            weights = self.weights.first(args[:2])
-            if weights is not None and isinstance(out, Tensor):
-                self.weights.note(out, weights)
+        if isinstance(out, Tensor):
+            for x in args:
+                weights = self.weights.of(x)
+                if weights is not None and (func in VIEWS or x.shape == out.shape):
+                    self.weights.note(out, weights)
         pooled = self.pooled.first(args)
         if pooled is not None and isinstance(out, Tensor) and (out.numel() == pooled[1] or func in VIEWS):
             self.pooled.note(out, pooled)
@@ -99,11 +162,6 @@ def running_modules() -> Iterator[nn.Module]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def is_over_last_axis(input: Any, dim: int | None = None, *_: Any, **__: Any) -> bool:
-    """Whether a softmax is over the last axis of logits that have queries before their keys."""
-    return isinstance(input, Tensor) and input.dim() >= 3 and dim in (-1, input.dim() - 1)
-
-
 def is_one_position(x: Tensor, channels_first: bool) -> bool:
     """Whether every sample has a single position: (B, C), (B, 1, C), or (B, C, 1, 1)."""
     if x.dim() < 2:
@@ -112,14 +170,11 @@ def is_one_position(x: Tensor, channels_first: bool) -> bool:
     return all(size == 1 for size in positions)
 
 
+WRITTEN = "a softmax written out by exp"
 FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-PRODUCTS = (
-    torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, torch.einsum,
-    F.linear, F.conv2d, torch.conv2d,
-)  # fmt: skip
+EXPONENTIALS = (torch.exp, Tensor.exp, Tensor.exp_, torch.exp2, Tensor.exp2)
+LAYERS = (F.linear, F.conv2d, torch.conv2d)
 MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
-FACTORS_OF_WEIGHTS = (*MULTIPLICATIONS, F.dropout, torch.dropout, torch.where, Tensor.masked_fill)
 VIEWS = (
     Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.contiguous, Tensor.transpose, Tensor.permute,
     Tensor.squeeze, Tensor.unsqueeze, Tensor.expand, Tensor.expand_as, Tensor.__getitem__, Tensor.to, Tensor.type_as,

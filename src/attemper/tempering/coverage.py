@@ -16,6 +16,7 @@ from torch import nn
 from attemper.errors import UnmetError
 from attemper.methods.base import Method
 from attemper.methods.kinds import Penalty
+from attemper.sites.seen import SCORES, counted
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.calls import CallWatch
 from attemper.tempering.penalties import Control
@@ -36,6 +37,8 @@ class CoverageAction(Action):
     """The names of the attention sites."""
     mlps: tuple[tuple[str, str], ...]
     """Of the MLPs on which methods act: their names, and those of their last layers."""
+    acting: tuple[str, ...]
+    """Those of them on which something acts."""
     everywhere: bool
     """Whether the recipe acts on attention, and is meant for all of it."""
     done: bool = False
@@ -50,13 +53,21 @@ class CoverageAction(Action):
         self.done = False  # what did nothing at its old rate may act now
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.check_replaced(module)
         if has_compiled_parts(module) or not any(True for _ in self.expected(module)):
             return forward(*args, **kwargs)
         watch = CallWatch(module, {*self.attentions, *self.control.left_alone}, self.mlps)
-        with watch:
-            out = forward(*args, **kwargs)
+        ledger = self.control.ledger
+        ledger.origins = watch.origins
+        try:
+            with watch:
+                out = forward(*args, **kwargs)
+        finally:
+            ledger.origins = None
         self.passes += 1
+        self.check_replaced(module)
         self.check_calls(module, watch)
+        self.check_idle(module, watch)
         if not self.control.trial and self.check_actions(module):
             # Without gradients penalties do nothing, so that such a pass tells nothing of them.
             self.done = torch.is_grad_enabled() or not any(isinstance(m, Penalty) for m in self.control.methods)
@@ -70,6 +81,21 @@ class CoverageAction(Action):
                     if hasattr(action, "place") and (action.acts(True) or action.vain is not None):
                         yield name, part, action
 
+    def check_replaced(self, module: nn.Module) -> None:
+        """Raise where attention modules on which something acts were taken out of the model, by itself while it ran."""
+        parts = dict(module.named_modules())
+        gone = [
+            name for name in self.acting if name not in parts or not any(map(_acts_on_attention, parts[name].modules()))
+        ]
+        if gone:
+            now = ", ".join(f"'{name}' (now {type(parts.get(name)).__name__})" for name in gone[:3])
+            raise UnmetError(
+                f"{len(gone)} of the modules that are tempered were replaced since, and with them what acts on them: "
+                f"{now}. "
+                "Some models do that themselves when they run. Configure the model so that it does not "
+                "(attention_type='original_full' for BigBird), or call remove() and apply again."
+            )
+
     def check_calls(self, module: nn.Module, watch: CallWatch) -> None:
         """Raise for attention that ran outside of every site, and for gates that were taken for MLPs."""
         if watch.gates:
@@ -78,13 +104,38 @@ class CoverageAction(Action):
                 "factor for all positions of a sample, as in squeeze-and-excite. Choose the modules that are meant "
                 "with targets=."
             )
-        if watch.outside and self.everywhere and not self.control.partial:
-            calls = sum(watch.outside.values())
+        for call in watch.calls:
+            if call.over == "scores" and call.modules and not watch.inside & set(call.modules):
+                self.control.left_alone.setdefault(call.modules[0], SCORES)
+        if not self.everywhere or self.control.partial:
+            return
+        outside = watch.outside
+        if outside:
+            calls = sum(map(len, outside.values()))
+            what = counted(call.what for each in outside.values() for call in each)
             raise UnmetError(
                 f"{calls} attention call{'s' if calls > 1 else ''} ran outside of the modules that were recognised as "
-                f"attention, where the recipe does not act: {listed(module, list(watch.outside))}. Name what is meant "
-                "in targets=, or write partial=True if these are not."
+                f"attention, where the recipe does not act: {listed(module, list(outside))}; seen: {what}. Name what "
+                "is meant in targets=, or write partial=True if these are not."
             )
+        if watch.written:
+            raise UnmetError(
+                f"{listed(module, list(dict.fromkeys(watch.written)))}: attention by exp and a sum in place of "
+                "softmax, which no method reaches. Write it as a softmax, or write partial=True if it is not meant."
+            )
+
+    def check_idle(self, module: nn.Module, watch: CallWatch) -> None:
+        """Raise where an attention did not run in its block, which a method changes as a whole, but outside of it."""
+        for name, part, action in self.expected(module):
+            elsewhere = [attention for attention in getattr(action, "idle", ()) if attention in watch.known]
+            if elsewhere and not self.control.partial:
+                error = UnmetError(
+                    f"{methods_of(action)[0]} cannot act on '{name}': this {type(part).__name__} does not run "
+                    f"{listed(module, elsewhere)}, which the model runs outside of it. Leave it out with targets=, or "
+                    "write partial=True to apply the method where it can act."
+                )
+                error.outside = True
+                raise error
 
     def check_actions(self, module: nn.Module) -> bool:
         """Raise for what has not run, or had no effect. False: it may still run, where a model drops layers itself."""
@@ -107,6 +158,10 @@ class CoverageAction(Action):
                 reason = next((action.vain for action in here if action.vain is not None), "nothing of it has run")
                 raise UnmetError(f"{method} had no effect in this training pass: {reason}.")
         return True
+
+
+def _acts_on_attention(module: nn.Module) -> bool:
+    return is_tempered(module) and any(isinstance(action, AttentionAction) for action in state_of(module).actions)
 
 
 def has_compiled_parts(module: nn.Module) -> bool:

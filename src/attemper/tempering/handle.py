@@ -22,6 +22,7 @@ from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, When
 from attemper.tempering.root import applied_by, total
 from attemper.tempering.saving import save
+from attemper.tempering.skips import OutsideAction
 from attemper.tempering.subclassing import Action, is_made, is_tempered, restore, state_of
 
 PREFIX = "attemper"
@@ -278,7 +279,8 @@ class Tempered:
     def save(self, folder: str | Path) -> None:
         """Write the weights, the recipe and its options into a folder, from which `attemper.load` restores them.
 
-        The folder gets `model.safetensors` and `attemper.json`, each of them whole or not at all.
+        The folder gets `model.safetensors` and `attemper.json`, each of them whole or not at all. Those of an earlier
+        `save` are replaced; weights that something else has put there are refused.
         """
         save(self.model, self.control, Path(folder))
 
@@ -302,9 +304,12 @@ class Tempered:
                 here = [*action.perturbations, *action.penalties, *action.weight_maps]
             else:
                 here = [cast(Any, action).method]
+            site, where = name, module
+            if isinstance(action, OutsideAction):  # what it stands on only runs the block
+                site, where = place.name, self.model.get_submodule(place.name)
             for method in here:
                 rate = method.p if isinstance(method, Scheduled) else None
-                row = Row(name, type(module).__name__, place.block, method.name, rate, str(method))
+                row = Row(site, type(where).__name__, place.block, method.name, rate, str(method))
                 if row not in rows:
                     rows.append(row)
         return rows

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import ConflictError
+from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops.seeds import draw_seed
@@ -72,18 +72,31 @@ class TokenAction(Action):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if not is_outermost(self, module):
             return forward(*args, **kwargs)
-        if self.masks is not None:
-            self.control.ledger.entry_padding = padding_in_arguments(self.masks, args, kwargs, self.layout)
-            self.check_padding(self.control.ledger.entry_padding)
         if self.side == "input":
-            if len(args) == 0:
-                name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-                return forward(**{**kwargs, name: self.map(kwargs[name])})
-            return forward(self.map(args[0]), *args[1:], **kwargs)
+            return self.map_input(module, forward, args, kwargs)
         out = forward(*args, **kwargs)
         if isinstance(out, tuple):
             return (self.map(out[0]), *out[1:])
         return self.map(out)
+
+    def map_input(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the module on mapped tokens: its first argument, or the first that is named and a tensor."""
+        name = None
+        if len(args) == 0:
+            name = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
+        x = args[0] if len(args) > 0 else kwargs.get(name)
+        if not isinstance(x, Tensor):
+            raise UnmetError(
+                f"{self.method.name} maps the tokens that {self.place.where} ({type(module).__name__}) gets, and its "
+                f"first argument is no tensor ({type(x).__name__}). Leave it out with targets=."
+            )
+        if self.masks is not None:
+            layout = self.layout_of(x)
+            self.control.ledger.entry_padding = padding_in_arguments(self.masks, x, args, kwargs, layout)
+            self.check_padding(self.control.ledger.entry_padding)
+        if name is not None:
+            return forward(**{**kwargs, name: self.map(x)})
+        return forward(self.map(x), *args[1:], **kwargs)
 
     def check_padding(self, real: Tensor | None) -> None:
         """Once: a mask after which a sample has no token left is one that the block means in another way."""
@@ -92,14 +105,15 @@ class TokenAction(Action):
         self.checked = True
         if not real.any(1).all():
             raise ConflictError(
-                f"'{self.place.name}' is called with a mask that says of a whole sample that it is padding, so it "
+                f"{self.place.where} is called with a mask that says of a whole sample that it is padding, so it "
                 f"means something else than {self.method.name} would read from it. Use batches without padding."
             )
 
     def map(self, x: Tensor) -> Tensor:
         """Bring x into (B, N, C), map it, and bring it back."""
         method = cast(TokenMap, self.method)
-        tokens = to_tokens(x, self.layout)
+        layout = self.layout_of(x)
+        tokens = to_tokens(x, layout)
         ledger = self.control.ledger
         if method.mixes_tokens and not torch.compiler.is_compiling():
             self.vain = "it mixes tokens, and there was only one" if tokens.shape[1] == 1 else None
@@ -108,7 +122,14 @@ class TokenAction(Action):
             real = None
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
         stream = Stream(draw_seed(x)) if self.method.stochastic else None
-        return from_tokens(method.map_tokens(tokens, Tokens(real, parameter), stream), x, self.layout)
+        mapped = from_tokens(method.map_tokens(tokens, Tokens(real, parameter), stream), x, layout)
+        if ledger.origins is not None and not torch.compiler.is_compiling():
+            ledger.origins.carry(x, mapped)  # products of tokens inside of the method are no attention
+        return mapped
+
+    def layout_of(self, x: Tensor) -> Layout:
+        """Where x has its samples, tokens and channels."""
+        return self.layout
 
 
 def to_tokens(x: Tensor, layout: Layout) -> Tensor:
@@ -154,7 +175,7 @@ class WeightAction(Action):
             return F.linear(x, self.map(weight, x), bias)
         if added.drops:
             raise ConflictError(
-                f"{self.method.name} maps the weight behind '{self.place.name}', to which an adapter adds with dropout "
+                f"{self.method.name} maps the weight behind {self.place.where}, to which an adapter adds with dropout "
                 "of its own, and dropped inputs are part of no weight; set lora_dropout=0"
             )
         return mapped_product(x, weight, bias, added, lambda whole: self.map(whole, x))

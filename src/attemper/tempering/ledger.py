@@ -155,6 +155,8 @@ class Ledger:
         """A leaf that gets a gradient when backward goes through the output of a compiled pass."""
         self.muted = False
         """While True, penalties do not count: the second pass of a comparison."""
+        self.origins: Any = None
+        """Where the axes of tensors come from, while a pass is watched."""
         self.padding: dict[int, Tensor] = {}
         """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
         self.entry_padding: Tensor | None = None

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.errors import AlreadyAppliedError, NoSiteError, ParameterError, RecipeWarning, UnreadableError
-from attemper.files import WEIGHTS, read_weights
+from attemper.errors import AlreadyAppliedError, NoSiteError, ParameterError, RecipeWarning, UnreadableError, first_line
+from attemper.files import WEIGHTS, read_json_object, read_weights
 from attemper.tempering.applying import apply
 from attemper.tempering.handle import Tempered
 from attemper.tempering.pretrained import config_entry, entry_of, is_pretrained, read_parameters, source_name, source_of
@@ -20,8 +20,6 @@ from attemper.tempering.records import (
     added_parameters,
     architecture,
     base_of,
-    first_line,
-    parse_json,
     read_record,
     record_of,
     same_recipe,
@@ -68,8 +66,8 @@ def load(model: nn.Module, folder: str | Path | None = None) -> Tempered:
 def _load_own(model: nn.Module, folder: Path) -> Tempered:
     path = folder / RECORD
     weights = folder / WEIGHTS
+    record = _record(read_json_object(path), f"'{path}'")
     try:
-        record = _record(parse_json(path.read_bytes(), f"'{path}'"), f"'{path}'")
         with weights.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:

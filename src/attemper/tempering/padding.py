@@ -41,14 +41,17 @@ def is_mask_of_own_tokens(name: str) -> bool:
     return "mask" in name and not any(word in name for word in OF_OTHERS)
 
 
-def padding_in_arguments(positions: dict[int, str], args: Any, kwargs: Any, layout: str) -> Tensor | None:
+def padding_in_arguments(positions: dict[int, str], x: Tensor, args: Any, kwargs: Any, layout: str) -> Tensor | None:
     """Boolean (B, N), True for real tokens, from the masks that a block is called with; None: none was found.
 
-    positions: of `mask_positions`. Masks say what to read by name and shape: torch's `…padding_mask` is (B, N) and
-    True, or −inf, at padding; all others are True, 1 or 0 where attention is allowed. What is read here is checked
-    against the mask of the block's attention as soon as that is called.
+    positions: of `mask_positions`. x: the tokens.
+
+    Masks say what to read by name and shape: torch's `…padding_mask` is (B, N) and True, or −inf, at padding; all
+    others are True, 1 or 0 where attention is allowed. What is read here is checked against the mask of the block's
+    attention as soon as that is called.
     """
-    x: Tensor = args[0]
+    if x.dim() != 3 or layout == "channels_first":  # a feature map, or a single sequence
+        return None
     batch, tokens = (x.shape[1], x.shape[0]) if layout == "sequence_first" else (x.shape[0], x.shape[1])
     masks = [(positions[index], value) for index, value in enumerate(args) if index in positions]
     masks += [(name, value) for name, value in kwargs.items() if is_mask_of_own_tokens(name)]

@@ -32,6 +32,8 @@ class Control:
     """Whether the model runs on an input that was made up, which need not reach every module."""
     told: bool = False
     """Whether the user was told that the factor of the loss cannot be seen."""
+    told_fitted: bool = False
+    """Whether the user was told that a method asks for more keys than some attention has."""
     last_backward: tuple[int, int] | None = None
     """Of the last backward pass under auto_penalty: the sum of the weights' versions, and its number."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -23,7 +23,8 @@ from attemper.ops.perturbation import Perturbation
 from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
 from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
 from attemper.tempering.attention import AttentionAction
-from attemper.tempering.blocks import BlockAction, EntryAction, branches, is_container, without_forward
+from attemper.tempering.blocks import BlockAction, EntryAction
+from attemper.tempering.branches import Branch, branches_of, is_container
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
@@ -34,7 +35,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.projecting import dense_behind
 from attemper.tempering.requirements import Requirements
 from attemper.tempering.root import RootAction
-from attemper.tempering.skips import SkipAction
+from attemper.tempering.skips import HolderAction, OutsideAction, SkipAction
 from attemper.tempering.subclassing import Action
 from attemper.tempering.wrapped import StandingAction, refuse_unknown_weight, slots_of
 
@@ -48,10 +49,15 @@ class Plan:
     parameters: Parameters
 
 
-def make_plan(model: nn.Module, methods: Sequence[Method], sites: Sites, control: Control, impl: str) -> Plan:
-    """Resolve every method at every place where it acts."""
+def make_plan(
+    model: nn.Module, methods: Sequence[Method], sites: Sites, control: Control, impl: str, outside: bool = False
+) -> Plan:
+    """Resolve every method at every place where it acts.
+
+    outside: whether the branches of all blocks are looked for in the forward of what runs the blocks.
+    """
     check_composition(methods)
-    placement = Placement(model, tuple(methods), sites, control, impl)
+    placement = Placement(model, tuple(methods), sites, control, impl, outside)
     for method in methods:
         placement.check(method)
     placement.place_all()
@@ -62,10 +68,16 @@ class Placement(Requirements):
     """The plan in the making."""
 
     def __init__(
-        self, model: nn.Module, methods: tuple[Method, ...], sites: Sites, control: Control, impl: str
+        self,
+        model: nn.Module,
+        methods: tuple[Method, ...],
+        sites: Sites,
+        control: Control,
+        impl: str,
+        outside: bool = False,
     ) -> None:
         super().__init__(model, methods, sites)
-        self.control, self.impl = control, impl
+        self.control, self.impl, self.outside = control, impl, outside
         self.actions: list[tuple[nn.Module, Action]] = []
         self.overrides: list[tuple[nn.Module, str, Any]] = []
         self.parameters = Parameters()
@@ -116,11 +128,13 @@ class Placement(Requirements):
         )
         changed = {inner(layer) for layer, _ in self.actions}
         mlps = [mlp for mlp in self.mlps if changed & {inner(layer) for layer in (*mlp.firsts, mlp.last)}]
+        acting = {layer for layer, action in self.actions if isinstance(action, AttentionAction)}
         return CoverageAction(
             self.control,
             tuple(site.name for site in self.sites.attentions),
             tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
-            on_attention and self.sites.targeted is None,
+            tuple(site.name for site in self.sites.attentions if site.module in acting),
+            on_attention and "attention" not in self.sites.reached,
         )
 
     def place_attention(self) -> None:
@@ -133,6 +147,7 @@ class Placement(Requirements):
             inside, on_weights = tuple(m.at(place) for m in perturbations), tuple(m.at(place) for m in maps)
             added = tuple(m.at(place) for m in penalties if m.wants_attention(place))
             action = AttentionAction(self.control, place, self.impl, site.projections, inside, added, on_weights)
+            action.one_of_several = self.is_one_of_several(site)
             if site.block not in seen:
                 self.watch(action)
             seen.add(site.block)
@@ -144,6 +159,13 @@ class Placement(Requirements):
                     slot, plain = self.slots.get(dense), inner(dense)
                     refuse_unknown_weight(method.name, site.name, slot, plain)
                     self.actions.append((plain, WeightAction(self.control, place, method, slot)))
+
+    def is_one_of_several(self, site: AttentionSite) -> bool:
+        """Whether an attention stands in a list with others of its block: such as a module for each head."""
+        above = site.name.rpartition(".")[0]
+        beside = [each for each in self.sites.attentions if each.name.rpartition(".")[0] == above]
+        listed = isinstance(self.model.get_submodule(above), nn.ModuleList | nn.Sequential | nn.ModuleDict)
+        return listed and len(beside) > 1 and len({each.block for each in beside}) == 1
 
     def watch(self, action: AttentionAction) -> None:
         """Let the first attention of a block tell of padding, and of causal masks, to methods that act in the block.
@@ -179,13 +201,14 @@ class Placement(Requirements):
                     self.add_tokens(method, kind, site.block, *self.end_of_attention(site))
             elif position == "entry":
                 first = self.blocks[0]
-                if is_container(first.module):
-                    raise NoSiteError(without_forward(method, first))
-                action = cast(
-                    EntryAction, self.add_tokens(method, kind, first.index, first.name, first.module, "entry")
-                )
-                action.masks = mask_positions(type(first.module).forward) if kind.needs_padding else None
-                action.mlps = branches(self.sites, first, self.names).mlps
+                name = self.holder(first) if self.adds_outside(first) else first.name
+                module = self.model.get_submodule(name)
+                action = cast(EntryAction, self.add_tokens(method, kind, first.index, name, module, "entry"))
+                action.masks = mask_positions(type(module).forward) if kind.needs_padding else None
+                action.branches = branches_of(self.sites, [first], name, self.model)
+                action.held = self.adds_outside(first)
+                action.channels = self.channels_of(first.index)
+                action.convolves = any(isinstance(layer, nn.Conv2d) for layer in first.module.modules())
             else:
                 for mlp in self.mlps:
                     for layer, side in self.of_mlp(mlp, position):
@@ -218,16 +241,19 @@ class Placement(Requirements):
             key += "_"
         return key
 
-    def width_of(self, block: int, method: Method) -> int:
-        """How many channels the tokens of a block have, by the layers that read them; a block itself does not say."""
+    def channels_of(self, block: int) -> int:
+        """How many channels the tokens of a block have, by the layers that read them; 0: none tells."""
         for site in self.sites.attentions:
             if site.block == block and isinstance(site.module, nn.MultiheadAttention):
                 return int(site.module.embed_dim)
             if site.block == block and site.projections is not None:
                 return widths(site.projections.q.module)[0]
-        for mlp in self.mlps:
-            if mlp.block == block:
-                return _channels(mlp.firsts[0], "input")
+        return next((_channels(mlp.firsts[0], "input") for mlp in self.sites.mlps if mlp.block == block), 0)
+
+    def width_of(self, block: int, method: Method) -> int:
+        """The same for a parameter of a method, which needs to know; a block itself does not say."""
+        if known := self.channels_of(block):
+            return known
         if cast(TokenMap, method).parameter(1) is None:
             return 0
         raise NoSiteError(
@@ -269,32 +295,68 @@ class Placement(Requirements):
 
     def place_blocks(self, method: Method) -> None:
         placed = len(self.actions)
+        held: dict[str, list[BlockSite]] = {}
         for block in self.blocks:
-            place = self.block_place(block.index, block.name)
-            here = method.at(place)
-            inside = branches(self.sites, block, self.names)
-            removed = method.removes(place) if isinstance(method, SkipRemover) else (True, True)
-            wanted = (removed[0] and inside.attentions > 0) or (removed[1] and len(inside.mlps) > 0)
-            if not wanted or not self.runs(method, block):
-                continue
-            if isinstance(method, BlockMap):
-                self.actions.append(
-                    (block.module, BlockAction(self.control, place, here, *inside, partial=self.control.partial))
-                )
-            if isinstance(method, BranchMap | SkipRemover):
-                layout = self.layout(block.index, block.module)
-                within = any(module is block.module and isinstance(a, BlockAction) for module, a in self.actions)
-                self.actions.append((block.module, SkipAction(self.control, place, here, *inside, layout, within)))
+            if self.adds_outside(block):
+                held.setdefault(self.holder(block), []).append(block)
+            else:
+                self.place_block(method, block)
+        for holder, blocks in held.items():
+            self.place_held(method, holder, blocks)
         if len(self.actions) == placed:
-            raise NoSiteError(self.nothing(method, "blocks that have what it changes and run as one module"))
+            method.at(self.block_place(self.blocks[0].index, self.blocks[0].name))  # which may say more
+            raise NoSiteError(self.nothing(method, "blocks that have what it changes"))
 
-    def runs(self, method: Method, block: BlockSite) -> bool:
-        """Whether a block has a forward of its own; if it has none, the method is refused unless it may act in part."""
-        if not is_container(block.module):
+    def place_block(self, method: Method, block: BlockSite) -> None:
+        """On a block that adds its branches itself."""
+        inside = branches_of(self.sites, [block], block.name, self.model)
+        place = self.block_place(block.index, block.name)
+        if not self.wants(method, place, inside):
+            return
+        common = (self.control, place, method.at(place), self.layout(block.index, block.module), inside)
+        if isinstance(method, BlockMap):
+            self.actions.append((block.module, BlockAction(*common, partial=self.control.partial)))
+        else:
+            self.actions.append((block.module, SkipAction(*common)))
+
+    def place_held(self, method: Method, holder: str, blocks: Sequence[BlockSite]) -> None:
+        """On blocks whose branches are added by what runs their parts."""
+        module = self.model.get_submodule(holder)
+        followed = [block for block in self.sites.blocks if self.adds_outside(block) and self.holder(block) == holder]
+        inside = branches_of(self.sites, followed, holder, self.model)
+        served = []
+        for block in blocks:
+            place = self.block_place(block.index, block.name)
+            if self.wants(method, place, [branch for branch in inside if branch.block == block.index]):
+                layout = self.layout(block.index, block.module)
+                served.append(OutsideAction(self.control, place, method.at(place), layout))
+        if served:
+            self.actions += [(module, action) for action in served]
+            self.actions.append((module, HolderAction(self.control, method, tuple(served), inside)))
+
+    @staticmethod
+    def wants(method: Method, place: Place, inside: Sequence[Branch]) -> bool:
+        """Whether a block has a branch that the method changes."""
+        removed = method.removes(place) if isinstance(method, SkipRemover) else (True, True)
+        return any(removed[0 if branch.is_attention else 1] for branch in inside)
+
+    def adds_outside(self, block: BlockSite) -> bool:
+        """Whether the branches of a block are added by what runs it: it is a list of parts, or a branch itself."""
+        if is_container(block.module):
             return True
-        if self.control.partial:
-            return False
-        raise NoSiteError(without_forward(method, block))
+        own = [site.name for site in self.sites.attentions if site.block == block.index]
+        own += [site.name for site in self.sites.mlps if site.block == block.index]
+        return block.name != "" and (self.outside or own == [block.name])
+
+    def holder(self, block: BlockSite) -> str:
+        """What runs a block: the nearest module above it that has a forward of its own and is no Sequential."""
+        name = block.name
+        while name:
+            name = name.rpartition(".")[0]
+            module = self.model.get_submodule(name)
+            if not is_container(module) and not isinstance(module, nn.Sequential):
+                break
+        return name
 
     # ------------------------------------------------------------------------------------------- the model's own things
     def refuse_or_replace(self, method: Method) -> None:

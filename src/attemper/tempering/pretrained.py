@@ -12,22 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attemper.errors import RecipeWarning, UnreadableError
-from attemper.files import read_weights
+from attemper.errors import MissingFileError, ParameterError, RecipeWarning, UnreadableError
+from attemper.files import read_json_object, read_weights
+from attemper.sites.targets import Globs, read_targets
 from attemper.tempering.penalties import Control
-from attemper.tempering.records import (
-    Added,
-    Record,
-    base_of,
-    globs,
-    moved_name,
-    moved_options,
-    parse_json,
-    record_of,
-    same_recipe,
-    worded,
-    written,
-)
+from attemper.tempering.records import Added, Record, base_of, moved_globs, record_of, same_recipe, worded, written
 from attemper.tempering.subclassing import Action
 
 ENTRY = "attemper"
@@ -88,7 +77,7 @@ def entry_of(model: nn.Module) -> Any:
 
 def warn_of_other_recipe(model: nn.Module, control: Control, blocks: int) -> None:
     """Warn where a config says that the weights were trained with something else than what is applied now."""
-    now, targets = written(control.methods, blocks), globs(control.options["targets"])
+    now, targets = written(control.methods, blocks), read_targets(control.options["targets"])
     configs: list[Any] = []
     for name, module in model.named_modules():
         entry = entry_of(module)
@@ -108,13 +97,19 @@ def warn_of_other_recipe(model: nn.Module, control: Control, blocks: int) -> Non
         )
 
 
-def _targets(entry: dict[str, Any], name: str, module: nn.Module) -> list[str] | None:
+def _targets(entry: dict[str, Any], name: str, module: nn.Module) -> Globs | None:
     """The targets that a config names, as they would be in the model that holds the module under a name."""
     options, base = entry.get("options"), entry.get("base")
-    if not isinstance(options, dict) or not isinstance(base, str) or not isinstance(options.get("targets"), list):
+    if not isinstance(options, dict) or not isinstance(base, str):
         return None
-    moved = moved_options(options, base, base_of(module)) if base != base_of(module) else options
-    return [moved_name(str(glob), "", name) for glob in moved["targets"]]
+    try:
+        targets = read_targets(options.get("targets"))
+    except ParameterError:
+        return None
+    if targets is None:
+        return None
+    moved = moved_globs(targets, base, base_of(module)) if base != base_of(module) else targets
+    return moved_globs(moved, "", name)
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -143,8 +138,8 @@ def config_entry(folder: Path) -> Any:
     """What `config.json` in a folder says of how the model was tempered."""
     path = folder / CONFIG
     try:
-        entry = parse_json(path.read_bytes(), f"'{path}'").get(ENTRY)
-    except OSError:
+        entry = read_json_object(path).get(ENTRY)
+    except MissingFileError:
         raise UnreadableError(
             f"'{folder}' has neither attemper.json nor {CONFIG}: it is not the folder of a tempered model."
         ) from None
@@ -193,10 +188,7 @@ def _tensors_under(folder: Path, names: list[str]) -> dict[str, Tensor]:
     path = _weights_file(folder)
     if path.suffix != ".json":
         return read_weights(path, wanted).tensors
-    try:
-        mapping = parse_json(path.read_bytes(), f"'{path}'").get("weight_map")
-    except OSError as error:
-        raise UnreadableError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+    mapping = read_json_object(path).get("weight_map")
     if not isinstance(mapping, dict) or not all(isinstance(n, str) and n == Path(n).name for n in mapping.values()):
         raise UnreadableError(f"'{path}' is damaged: its weight_map does not name files beside it.")
     found: dict[str, Tensor] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,9 +11,10 @@ from typing import Any
 from torch import nn
 
 import attemper
-from attemper.errors import AttemperError, ParameterError, UnreadableError, UnsavableError
+from attemper.errors import AttemperError, ParameterError, UnreadableError, UnsavableError, first_line
 from attemper.methods.base import Method, Scheduled
 from attemper.recipe import as_methods, describe, render
+from attemper.sites.targets import Globs, read_targets
 from attemper.tempering.layers import Parameters, TokenAction
 from attemper.tempering.penalties import Control
 from attemper.tempering.placement import Placement
@@ -91,13 +91,17 @@ def _plain(added: Added) -> dict[str, Any]:
     return {**asdict(added), "shape": list(added.shape)}
 
 
-def worded(recipe: str, targets: Sequence[str] | None) -> str:
+def worded(recipe: str, targets: Globs | None) -> str:
     """A recipe in quotes, with its targets where there are any.
 
-    >>> worded("cb", None), worded("cb", ["blocks.0"])
-    ("'cb'", "'cb' on blocks.0")
+    >>> worded("cb", None), worded("cb", ["blocks.0"]), worded("cb", {"mlp": ["blocks.0", "blocks.1"]})
+    ("'cb'", "'cb' on blocks.0", "'cb' on mlp: blocks.0, blocks.1")
     """
-    return f"'{recipe}'" if targets is None else f"'{recipe}' on {', '.join(targets)}"
+    if targets is None:
+        return f"'{recipe}'"
+    if isinstance(targets, dict):
+        return f"'{recipe}' on {'; '.join(f'{kind}: ' + ', '.join(each) for kind, each in targets.items())}"
+    return f"'{recipe}' on {', '.join(targets)}"
 
 
 def moved_name(name: str, old: str, new: str) -> str:
@@ -116,7 +120,14 @@ def moved_name(name: str, old: str, new: str) -> str:
 def moved_options(options: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """The options with targets moved as names are."""
     targets = options.get("targets")
-    return options if targets is None else {**options, "targets": [moved_name(glob, old, new) for glob in targets]}
+    return options if targets is None else {**options, "targets": moved_globs(targets, old, new)}
+
+
+def moved_globs(targets: Globs, old: str, new: str) -> Globs:
+    """Targets moved as names are."""
+    if isinstance(targets, dict):
+        return {kind: [moved_name(glob, old, new) for glob in each] for kind, each in targets.items()}
+    return [moved_name(glob, old, new) for glob in targets]
 
 
 # ----------------------------------------------------------------------------------------------------- from a model
@@ -127,7 +138,7 @@ def record_of(model: nn.Module, control: Control, part: str = "", *, strict: boo
     strict: refuse a recipe that could not be read back; otherwise it is written as people read it.
     """
     blocks = _blocks(model)
-    options = {**control.options, "targets": globs(control.options.get("targets"))}
+    options = {**control.options, "targets": read_targets(control.options.get("targets"))}
     parameters = added_parameters(model)
     if part:
         options = moved_options(options, part, "")
@@ -202,11 +213,6 @@ def architecture(methods: Iterable[Method]) -> dict[str, Method]:
     return {method.name: method for method in methods if Placement.acts_in_eval(method)}
 
 
-def globs(targets: Sequence[str] | str | None) -> list[str] | None:
-    """Targets as a list."""
-    return [targets] if isinstance(targets, str) else None if targets is None else list(targets)
-
-
 def _versions(model: nn.Module) -> dict[str, str]:
     """Those of Attemper, of torch and of the libraries that the model's modules come from."""
     roots = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"attemper", "torch"})
@@ -222,17 +228,6 @@ FIELDS: dict[str, type] = {
     "format": int, "recipe": str, "options": dict, "blocks": int, "base": str, "part": str, "parameters": list,
     "versions": dict, "tied": dict, "digest": str,
 }  # fmt: skip
-
-
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in a file."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"{where} is no JSON, or damaged ({first_line(error)}).") from error
-    if not isinstance(found, dict):
-        raise UnreadableError(f"{where} holds {type(found).__name__}, where a JSON object was expected.")
-    return found
 
 
 def read_record(data: Any, where: str, defaults: dict[str, Any]) -> Record:
@@ -270,7 +265,10 @@ def read_record(data: Any, where: str, defaults: dict[str, Any]) -> Record:
 def _fits(value: Any, default: Any) -> bool:
     """Whether a keyword of apply can have a value; those without a default are globs, or None."""
     if default is None:
-        return value is None or (isinstance(value, list) and all(isinstance(glob, str) for glob in value))
+        try:
+            return value is None or (isinstance(value, list | dict) and read_targets(value) == value)
+        except ParameterError:
+            return False
     return type(value) is type(default)
 
 
@@ -281,11 +279,6 @@ def _read_added(data: Any, where: str) -> Added:
         if texts and all(isinstance(size, int) for size in data["shape"]):
             return Added(**{**data, "shape": tuple(data["shape"])})
     raise UnreadableError(f"{where} is damaged: a parameter has no name, place or shape.")
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def same_recipe(one: str, other: str) -> bool:

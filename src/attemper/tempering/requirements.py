@@ -23,9 +23,9 @@ class Requirements:
 
     def __init__(self, model: nn.Module, methods: tuple[Method, ...], sites: Sites) -> None:
         self.model, self.methods, self.sites = model, methods, sites
-        self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name)]
-        self.blocks = [block for block in sites.blocks if sites.reaches(block.name)]
-        self.patches = [patch for patch in sites.patches if sites.reaches(patch.name)]
+        self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name, "mlp")]
+        self.blocks = [block for block in sites.blocks if sites.reaches(block.name, "blocks")]
+        self.patches = [patch for patch in sites.patches if sites.reaches(patch.name, "patches")]
         self.names = {module: name for name, module in model.named_modules()}
 
     def check(self, method: Method) -> None:
@@ -60,7 +60,7 @@ class Requirements:
         )
         missing = [what for what, wanted, found in parts if wanted and not found]
         acts = any(wanted and found for _, wanted, found in parts)
-        if missing and (self.sites.targeted is None or not acts):
+        if missing and (not self.sites.reached or not acts):
             raise NoSiteError(self.nothing(method, " and ".join(missing)))
 
     def nothing(self, method: Method, what: str) -> str:
@@ -69,10 +69,12 @@ class Requirements:
         reasons: dict[str, list[str]] = {}
         for name, why in self.sites.left_alone.items():
             reasons.setdefault(why, []).append(name)
+        looked = f" {self.sites.seen}" if self.sites.seen and "attention" in what else ""
         left = "".join(f" {_first_of(names)} left alone: {why}." for why, names in reasons.items())
+        chosen = " among the modules that targets= chooses" if self.sites.reached else ""
         return (
-            f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised.{left} "
-            f"Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+            f"'{method}' acts on {what}; {type(self.model).__name__} has none that is recognised{chosen}.{left}{looked}"
+            f" Module types seen: {seen}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
         )
 
     def check_stochastic(self, method: Method) -> None:

@@ -1,181 +1,370 @@
-"""Following the residual stream through a block: where branches are added to it, and what each of them computed."""
+"""Following the residual stream: where branches are added to it, and what each of them computed."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-ATTENTION, MLP, STREAM = 1, 2, 4
-"""What a tensor was computed from since the last sum: attention, the last layer of an MLP, the residual stream."""
+from attemper.sites.adapted import inner
+from attemper.tempering.branches import Branch
+from attemper.tempering.functions import IN_PLACE, kind_of, kind_of_traced
 
-Add = Callable[[Any, tuple[Tensor, Tensor], Tensor, int], Tensor]
-"""Makes the sum of stream and branch: (the addition, its two terms, the branch among them, what it was made of)."""
+STREAM, LOOSE, FIRST = 1, 2, 4
+"""The marks of a tensor: it comes from the inputs; it is the sum of a branch and of something that was only computed
+from the inputs. From FIRST on, every branch has two bits: computed by its layers; and its attention, or its last layer,
+has been computed. Behind them, every residual sum has one: computed from that sum."""
 
 
-def plain_sum(func: Any, terms: tuple[Tensor, Tensor], branch: Tensor, made_of: int) -> Tensor:
-    """The sum as it is."""
-    out: Tensor = func(*terms)
-    return out
+class Mark(NamedTuple):
+    """What is known of a tensor."""
+
+    bits: int
+    origin: int = -1
+    """The number of the input that it still is, but for branches, norms, factors and views; -1: it is none."""
+
+
+NOTHING = Mark(0)
+
+
+class Sum(NamedTuple):
+    """A residual sum that is about to be made."""
+
+    func: Any
+    """The addition."""
+    terms: tuple[Tensor, Tensor]
+    at: int
+    """Which of the terms is the branch."""
+    ended: tuple[Branch, ...]
+    """The branches that end in it: several, where they were added to each other before."""
+    parallel: bool
+    """Whether the branch was computed from the stream as it was before another branch was added to it."""
+
+    @property
+    def branch(self) -> Tensor:
+        return self.terms[self.at]
+
+    @property
+    def stream(self) -> Tensor:
+        return self.terms[1 - self.at]
+
+    def plain(self) -> Tensor:
+        """The sum as it is."""
+        out: Tensor = self.func(*self.terms)
+        return out
+
+
+Add = Callable[[Sum], Tensor]
+"""Makes a residual sum, or something else in its place."""
 
 
 class Residuals(TorchFunctionMode):
-    """Follows the residual stream while a block runs, and hands over each sum of the stream and a branch.
+    """Follows the residual stream while a module runs, and hands over each sum of the stream and a branch.
 
-    Every tensor that is computed in the block inherits what its operands were made of, up to the sum that ends the
-    branch. So a branch is known by what it computes, not by its turn: a position that is added is no branch, and two
-    branches that are computed side by side are told apart.
+    Every tensor inherits the marks of what it is computed from. Products with the weights of an attention or of an MLP
+    mark what comes out as theirs. So a branch is known by what computes it, not by its turn; and the stream is whatever
+    comes from the inputs without any of that: the input itself, or a shortcut that pools or projects it. A sum of the
+    stream and of a branch is a residual sum, and its result is the stream again.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], lasts: Sequence[nn.Module], add: Add = plain_sum) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Sequence[Tensor], branches: Sequence[Branch], add: Add = Sum.plain
+    ) -> None:
         super().__init__()
-        self.lasts = lasts
-        """The last layers of the block's MLPs."""
+        self.branches = branches
         self.add = add
-        self.origins = Known(-1)
-        """The number of the input whose stream a tensor belongs to."""
-        self.earlier = Known(-1)
-        """The same for what the stream was before its last sum."""
-        self.made = Known(0)
-        """What a tensor was made of."""
-        self.sums: list[int] = []
-        """What the branches were made of that were added to the stream, in order."""
-        self.since = 0
-        """What was computed since the last sum."""
+        self.inputs = inputs
+        self.marks = Known(NOTHING)
+        self.weights = Known(0)
+        """The bit of the branch that a weight belongs to."""
+        self.parametrised: list[tuple[nn.Module, int]] = []
+        """Layers whose weight is a new tensor whenever it is asked for."""
+        self.ends: list[tuple[nn.Module, int]] = []
+        """The last layers of MLPs."""
+        self.pending = 0
+        """Which attentions and last layers were computed, and are part of no sum yet."""
+        self.met = 0
+        """Which of them were added to the stream."""
+        self.ran = 0
+        """Which branches have run at all: their forward was called, or a weight of theirs was multiplied with."""
+        self.latest = 0
+        """The attention whose weight was multiplied with last, and that was not computed since."""
+        self.latest_input = 0
+        """The marks of what it was multiplied with."""
+        self.sums: list[tuple[Branch, ...]] = []
+        """What the branches were that were added to the stream, in order."""
+        self.on_input = False
+        """Whether a branch was added to an input itself."""
         self.overwrites = False
         """Whether an input was changed in place."""
-        self.inputs = inputs
+        self.doubtful = False
+        """Whether a sum was taken for a residual one that may be a part of a branch."""
+        self.guessed = False
+        """Whether an attention was computed without any weight that tells which one it is."""
+        self.first_sum = 2 * len(branches) + FIRST.bit_length() - 1
+        """The place of the first bit that tells of a sum."""
+        self.all_inside = sum(FIRST << 2 * number for number in range(len(branches)))
+        for number, branch in enumerate(branches):
+            for name in branch.layers:
+                self.own(inner(module.get_submodule(name)), FIRST << 2 * number)
+            if not branch.is_attention:
+                self.ends.append((inner(module.get_submodule(branch.home)), FIRST << 2 * number))
         for number, x in enumerate(inputs):
-            self.follow(x, number)
+            self.marks.note(x, Mark(STREAM, number))
+
+    def own(self, layer: nn.Module, bit: int) -> None:
+        """Let a layer's weights tell of a branch."""
+        if parametrize.is_parametrized(layer):
+            self.parametrised.append((layer, bit))
+        for weight in layer._parameters.values():
+            if weight is not None:
+                self.weights.note(weight, bit | self.weights.of(weight))
+
+    @contextlib.contextmanager
+    def noting_runs(self, module: nn.Module) -> Iterator[None]:
+        """Context manager: notes whose forward is called, which a weight that is used out of sight does not tell."""
+        hooks = []
+        for number, branch in enumerate(self.branches):
+
+            def note(part: nn.Module, args: Any, bit: int = FIRST << 2 * number) -> None:
+                self.ran |= bit
+
+            hooks.append(module.get_submodule(branch.home).register_forward_pre_hook(note))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ADDITIONS and len(args) == 2 and len(kwargs) == 0 and isinstance(args[1], Tensor):
-            left, right = self.origin(args[0]), self.origin(args[1])
-            if left >= 0 or right >= 0:
-                return self.sum(func, args, left, right)
+        kind = kind_of_traced(func) if torch.compiler.is_compiling() else kind_of(func)
+        if (kind == "add" or kind == "add_") and len(args) == 2 and len(kwargs) == 0:
+            if isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+                return self.addition(func, args)
         out = func(*args, **kwargs)
-        if func in CHANGES and self.origin(args[0]) >= 0:  # what was the stream is something else now
+        if kind == "same" and len(args) > 0:
+            self.note(out, self.marks.of(args[0]))
+            return out
+        bits, origin = self.bits_of(args) | self.bits_of(kwargs.values()), -1
+        if kind == "factor" or kind == "change":
+            origin = self.origin_of_only(args)
+        if kind == "attention" or kind == "product":
+            bits |= self.product(args, kwargs, bits)
+        if kind == "attention" and args[0].dim() > 2:  # that of a router is over experts
+            bits |= self.attention(bits)
+        if bits == 0:
+            return out
+        if kind == "change" or kind == "add_":
             self.overwrites = self.overwrites or any(args[0] is x for x in self.inputs)
-            self.origins.forget(args[0])
-        if func in SAME_STREAM and len(args) > 0:
-            if self.origin(args[0]) >= 0:
-                self.follow(out, self.origin(args[0]))
-                return out
-            if self.earlier.of(args[0]) >= 0:
-                self.earlier.note(out, self.earlier.of(args[0]))
-        elif func is torch.cat and self.joins_streams(args):
-            self.follow(out, max(self.origin(part) for part in args[0]))
-            return out
-        made_of = self.made_of(args) | self.made_of(kwargs.values())
-        if is_attention(func):
-            made_of |= ATTENTION
-        elif func in PRODUCTS and any(uses_weight(layer, args) for layer in self.lasts):
-            made_of |= MLP
-        if made_of:
-            self.since |= made_of & ~STREAM
-            for part in out if isinstance(out, tuple | list) else (out,):
+            self.marks.note(args[0], Mark(bits, origin))
+        self.note(out, Mark(bits, origin))
+        return out
+
+    # --------------------------------------------------------------------------------------------------------- branches
+    def attention(self, bits: int) -> int:
+        """An attention was computed from tensors with these marks: the bits of the one that it is."""
+        found = 0
+        for number, branch in enumerate(self.branches):
+            if branch.is_attention and bits & FIRST << 2 * number:
+                found |= FIRST << 2 * number
+        seen = 0
+        if found == 0 and self.latest:  # its queries came on a way that the compiler does not show
+            found, seen = self.latest, self.latest_input
+        elif found == 0:
+            numbers = [number for number, branch in enumerate(self.branches) if branch.is_attention]
+            if len(numbers) == 0:
+                return 0
+            self.guessed = self.guessed or len({self.branches[number].block for number in numbers}) > 1
+            left = [number for number in numbers if not (self.pending | self.met) & END << 2 * number]
+            found = FIRST << 2 * (left or numbers)[0]
+        self.latest = 0
+        self.ran |= found
+        self.pending |= found * 2
+        return found | found * 2 | seen
+
+    def product(self, args: Any, kwargs: Any, bits: int) -> int:
+        """A product was computed of tensors with these marks: the bits of the branch that its weight belongs to."""
+        found = 0
+        for x in (*args, *kwargs.values()):
+            for part in x if isinstance(x, tuple | list) else (x,):
                 if isinstance(part, Tensor):
-                    self.made.note(part, made_of)
+                    found |= self.weight_bit(part)
+        self.ran |= found
+        for number, branch in enumerate(self.branches):
+            if branch.is_attention and found & FIRST << 2 * number:
+                self.latest, self.latest_input = FIRST << 2 * number, bits
+        for layer, bit in self.ends if found else ():
+            if found & bit and uses_weight(layer, args):
+                self.pending |= bit * 2
+                found |= bit * 2
+        return found
+
+    def weight_bit(self, x: Tensor) -> int:
+        """The bit of the branch that a tensor is a weight of, or a view of a weight."""
+        bit: int = self.weights.of(x)
+        if bit == 0 and not torch.compiler.is_compiling() and x._base is not None:
+            bit = self.weights.of(x._base)
+        for layer, own in self.parametrised if bit == 0 else ():
+            if uses_weight(layer, (x,)):
+                return own
+        return bit
+
+    # ------------------------------------------------------------------------------------------------------------- sums
+    def addition(self, func: Any, terms: tuple[Tensor, Tensor]) -> Tensor:
+        """The sum of two tensors."""
+        marks = self.marks.of(terms[0]), self.marks.of(terms[1])
+        clean = self.is_clean(marks[0]), self.is_clean(marks[1])
+        if clean[0] != clean[1]:
+            stream, branch = (0, 1) if clean[0] else (1, 0)
+            done = self.ended_in(marks[branch].bits, terms[branch])
+            if len(done) > 0 and terms[0].shape == terms[1].shape:
+                parallel = self.is_parallel(marks[stream], marks[branch])
+                which = tuple([self.branches[number] for number in done])
+                return self.residual_sum(Sum(func, terms, branch, which, parallel), marks[stream], done)
+        if func in IN_PLACE:
+            self.overwrites = self.overwrites or any(terms[0] is x for x in self.inputs)
+        out: Tensor = func(*terms)
+        if clean[0] and clean[1]:
+            loose = marks[0].bits & LOOSE, marks[1].bits & LOOSE
+            if loose[0] != loose[1] and marks[1 if loose[0] else 0].origin >= 0:
+                self.doubtful = True
+        origin = -1
+        for x, mark in zip(terms, marks, strict=True):  # a position, or a branch that no method knows of
+            if origin < 0 and x.shape == out.shape:
+                origin = mark.origin
+        if (clean[0] or clean[1]) and (clean[0] or marks[0].bits == 0) and (clean[1] or marks[1].bits == 0):
+            self.note(out, Mark(STREAM | self.sums_in(marks[0].bits | marks[1].bits), origin))
+        else:
+            self.note(out, Mark((marks[0].bits | marks[1].bits) & ~LOOSE))
         return out
 
-    def sum(self, func: Any, terms: Any, left: int, right: int) -> Tensor:
-        """An addition that has the stream among its terms."""
-        origin, branch = (left, terms[1]) if left >= 0 else (right, terms[0])
-        if func in IN_PLACE and any(terms[0] is x for x in self.inputs):
+    def residual_sum(self, added: Sum, stream: Mark, ended: list[int]) -> Tensor:
+        """The sum of the stream and of a branch, which is the stream again."""
+        if added.func in IN_PLACE and any(added.terms[0] is x for x in self.inputs):
             self.overwrites = True
-        both = left >= 0 and right >= 0
-        made_of = 0 if both else self.made_of((branch,))
-        if not made_of & STREAM and not isinstance(branch, nn.Parameter) and not both:
-            made_of |= self.since  # computed where it could not be followed, as in an autograd function
-        out: Tensor
-        if not made_of & (ATTENTION | MLP):  # a position, or what is no branch that methods know of
-            out = func(*terms)
-            if out.shape == (terms[0] if left >= 0 else terms[1]).shape:
-                self.follow(out, origin)
-            return out
-        if terms[0].shape != terms[1].shape:
-            out = func(*terms)
-            return out
-        made_of &= ~STREAM
-        out = self.add(func, terms, branch, made_of)
-        self.sums.append(made_of)
-        self.since = 0
-        self.earlier.take_over(self.origins)
-        self.origins = Known(-1)
-        self.follow(out, origin)
+        out = self.add(added)
+        number = 1 << self.first_sum + len(self.sums)
+        self.sums.append(added.ended)
+        self.on_input = self.on_input or stream.origin >= 0
+        for each in ended:
+            self.pending &= ~(END << 2 * each)
+            self.met |= END << 2 * each
+        loose = LOOSE if stream.origin < 0 and stream.bits & LOOSE == 0 else 0
+        self.note(out, Mark(STREAM | loose | self.sums_in(stream.bits) | number, stream.origin))
         return out
 
-    def joins_streams(self, args: Any) -> bool:
-        """Whether tokens are put together that are all on the stream: some with a branch added, others as they were."""
-        parts = args[0] if len(args) > 0 and isinstance(args[0], tuple | list) else ()
-        now = [self.origin(part) >= 0 for part in parts]
-        before = [self.earlier.of(part) >= 0 for part in parts]
-        return any(now) and all(here or there for here, there in zip(now, before, strict=True))
+    def sums_in(self, bits: int) -> int:
+        """The bits that tell from which sums something was computed."""
+        return bits >> self.first_sum << self.first_sum
 
-    def follow(self, x: Any, origin: int) -> None:
-        """Take a tensor for the stream."""
-        for part in x if isinstance(x, tuple | list) else (x,):
+    def is_parallel(self, stream: Mark, branch: Mark) -> bool:
+        """Whether the stream has a branch in it that the other branch was computed beside, and not behind."""
+        return branch.bits & STREAM != 0 and self.sums_in(stream.bits) & ~branch.bits != 0
+
+    def is_clean(self, mark: Mark) -> bool:
+        """Whether a tensor is the stream, or a shortcut from it: no branch has a part in it."""
+        return mark.bits & STREAM != 0 and mark.bits & 3 * self.all_inside == 0
+
+    def ended_in(self, bits: int, x: Tensor) -> list[int]:
+        """The numbers of the branches that end in a tensor which is added to the stream."""
+        if bits == 0 and not isinstance(x, nn.Parameter):
+            bits = self.pending  # computed where it could not be followed, as in an autograd function
+        return [number for number in range(len(self.branches)) if bits & END << 2 * number]
+
+    # ------------------------------------------------------------------------------------------------------------ marks
+    def note(self, out: Any, mark: Mark) -> None:
+        if mark.bits == 0:
+            return
+        for part in out if isinstance(out, tuple | list) else (out,):
             if isinstance(part, Tensor):
-                self.origins.note(part, origin)
-                self.made.note(part, STREAM)
+                self.marks.note(part, mark)
+
+    def bits_of(self, operands: Any) -> int:
+        """What any of the operands was computed from."""
+        bits = 0
+        for x in operands:
+            for part in x if isinstance(x, tuple | list) else (x,):
+                if isinstance(part, Tensor):
+                    bits |= self.marks.of(part).bits
+        return bits & ~LOOSE
+
+    def origin_of_only(self, args: Any) -> int:
+        """The origin of the one operand that has marks, in a product by a factor; -1: there are several."""
+        marked = [mark for x in args if isinstance(x, Tensor) and (mark := self.marks.of(x)).bits]
+        return marked[0].origin if len(marked) == 1 else -1
 
     def origin(self, x: Any) -> int:
-        """The number of the input whose stream x belongs to; -1: it is not on a stream."""
-        number: int = self.origins.of(x)
+        """The number of the input that x still is, but for what was added to it; -1: of none."""
+        number: int = self.marks.of(x).origin if isinstance(x, Tensor) else -1
         return number
 
-    def made_of(self, operands: Any) -> int:
-        """What any of the operands was made of."""
-        made_of = 0
-        for x in operands:
-            if isinstance(x, tuple | list):
-                for part in x:
-                    made_of |= self.made.of(part)
-            else:
-                made_of |= self.made.of(x)
-        return made_of
+    def looks_as_usual(self, out: Any, sums: int) -> bool:
+        """Whether a pass had as many sums as one that was checked, and nothing is left over."""
+        if sums == 0 or len(self.sums) != sums or self.pending or self.doubtful or self.guessed:
+            return False
+        return self.is_clean(self.marks.of(first_tensor(out)))
+
+    def problem(self, out: Any) -> str | None:
+        """Why the sums cannot be those of all branches, as the end of a sentence about the module; None: they can."""
+        if self.doubtful:
+            return "adds attention or the MLP to something else than its input, and that to its input"
+        left = [branch for number, branch in enumerate(self.branches) if self.pending & END << 2 * number]
+        if len(left) > 0:
+            return f"does not add its {left[0].kind} ('{left[0].name}') to its input in a way that is understood"
+        met = {branch.group for ended in self.sums for branch in ended}
+        for number, branch in enumerate(self.branches):
+            if branch.group not in met and not self.is_skipped(number):
+                return f"does not add its {branch.kind} ('{branch.name}') to its input"
+        after = first_tensor(out)
+        if len(self.sums) == 0 or after is None or not self.is_clean(self.marks.of(after)):
+            return "gives something else than the sum of its input and its branches"
+        return None
+
+    def is_skipped(self, number: int) -> bool:
+        """Whether a branch did not run: cross-attention without an encoder, or a whole block among several."""
+        branch = self.branches[number]
+        if branch.is_attention and self.ran & FIRST << 2 * number == 0:
+            return True
+        several = len({each.block for each in self.branches}) > 1
+        return several and all(each.block != branch.block for ended in self.sums for each in ended)
 
     @property
-    def covered(self) -> int:
-        """Everything that the branches were made of."""
-        covered = 0
-        for made_of in self.sums:
-            covered |= made_of
-        return covered
+    def idle(self) -> tuple[str, ...]:
+        """The names of attentions that did not run while the module did."""
+        return tuple(b.name for number, b in enumerate(self.branches) if b.is_attention and self.is_skipped(number))
+
+
+END = 2 * FIRST
 
 
 class Known:
     """What is known of some tensors, which are not kept alive.
 
-    missing: what is given for all others. While a model is traced, tensors are compared one by one: not every version
-    of the compiler knows their ids.
+    missing: what is given for all others. The compiler knows no ids of tensors, but finds them in a dict.
     """
 
     def __init__(self, missing: Any) -> None:
         self.missing = missing
         self.by_id: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        self.traced: list[tuple[Tensor, Any]] = []
+        self.traced: dict[Tensor, Any] = {}
 
     def note(self, x: Tensor, what: Any) -> None:
         if torch.compiler.is_compiling():
-            self.traced.append((x, what))
+            self.traced[x] = what
         else:
             self.by_id[id(x)] = (weakref.ref(x), what)
 
     def of(self, x: Any) -> Any:
         """What is known of this very tensor; another one may have its id after its death."""
         if torch.compiler.is_compiling():
-            for known, what in self.traced[::-1]:
-                if known is x:
-                    return what
-            return self.missing
+            return self.traced.get(x, self.missing) if isinstance(x, Tensor) else self.missing
         found = self.by_id.get(id(x))
         return self.missing if found is None or found[0]() is not x else found[1]
 
@@ -183,24 +372,6 @@ class Known:
         """What is known of the first operand of which anything is."""
         found = (self.of(x) for x in operands)
         return next((what for what in found if what != self.missing), self.missing)
-
-    def forget(self, x: Tensor) -> None:
-        if torch.compiler.is_compiling():
-            self.traced = [(known, what) for known, what in self.traced if known is not x]
-        else:
-            del self.by_id[id(x)]
-
-    def take_over(self, others: Known) -> None:
-        """Add what others know."""
-        self.traced = [*self.traced, *others.traced]
-        self.by_id.update(others.by_id)
-
-
-def is_attention(func: Any) -> bool:
-    """Whether a function computes attention, or the softmax inside of it."""
-    if isinstance(func, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
-        return "attemper" in str(func) and "attention" in str(func)
-    return func in ATTENTION_CALLS
 
 
 def uses_weight(layer: nn.Module, operands: Any) -> bool:
@@ -236,27 +407,3 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
             if isinstance(part, Tensor):
                 found.append(part)
     return found
-
-
-ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
-IN_PLACE = (Tensor.add_, Tensor.__iadd__)
-CHANGES = (
-    Tensor.mul_, Tensor.__imul__, Tensor.sub_, Tensor.__isub__, Tensor.div_, Tensor.__itruediv__, Tensor.copy_,
-    Tensor.fill_, Tensor.zero_, Tensor.clamp_, Tensor.relu_, Tensor.masked_fill_, Tensor.addcmul_, Tensor.lerp_,
-    Tensor.__setitem__,
-)  # fmt: skip
-ATTENTION_CALLS = (
-    F.scaled_dot_product_attention, F.multi_head_attention_forward,
-    F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax,
-)  # fmt: skip
-PRODUCTS = (
-    F.linear, F.conv1d, F.conv2d, torch.conv1d, torch.conv2d,
-    torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.addmm, Tensor.addmm, torch.einsum,
-)  # fmt: skip
-SAME_STREAM = (  # views, casts, and the norm or dropout that a block may put behind the sum
-    F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.dropout, torch.clamp, Tensor.clamp,
-    Tensor.__getitem__, Tensor.to, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.type_as, Tensor.clone,
-    Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.contiguous, Tensor.transpose, Tensor.permute,
-    Tensor.squeeze, Tensor.unsqueeze, torch.clone,
-    torch.reshape, torch.flatten, torch.transpose, torch.permute, torch.squeeze, torch.unsqueeze,
-)  # fmt: skip

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import NoSiteError, UnsavableError
+from attemper.errors import NoSiteError, UnsavableError, first_line
 from attemper.files import WEIGHTS, atomic_write
 from attemper.recipe import describe
 from attemper.tempering.penalties import Control
-from attemper.tempering.records import first_line, record_of
+from attemper.tempering.records import record_of
 from attemper.tempering.root import RootAction
 from attemper.tempering.subclassing import is_tempered, state_of
 
@@ -29,6 +29,7 @@ def save(model: nn.Module, control: Control, folder: Path) -> None:
     except ModuleNotFoundError:
         raise UnsavableError("to save a model needs the package safetensors: pip install safetensors") from None
     _check_root(model, control)
+    _check_folder(folder)
     record = record_of(model, control)
     tensors, tied = _tensors(model)
     try:
@@ -38,6 +39,15 @@ def save(model: nn.Module, control: Control, folder: Path) -> None:
     record = dataclasses.replace(record, tied=tied, digest=hashlib.sha256(data).hexdigest())
     atomic_write(folder / WEIGHTS, data)
     atomic_write(folder / RECORD, json.dumps(record.to_dict(), indent=2) + "\n")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder whose weights were not written here: those of another library, or of a run."""
+    if (folder / WEIGHTS).exists() and not (folder / RECORD).exists():
+        raise UnsavableError(
+            f"'{folder / WEIGHTS}' is there already, without an {RECORD} beside it: save() did not write it, and it "
+            "would be lost. Choose another folder, or remove that file."
+        )
 
 
 def _check_root(model: nn.Module, control: Control) -> None:

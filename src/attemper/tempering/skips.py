@@ -1,36 +1,59 @@
-"""What happens where a block adds its branches to the residual stream."""
+"""What happens where branches are added to the residual stream: in a block, or in the loop that runs its parts."""
 
-import re
+import contextlib
+import functools
+import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
+import torch
 from torch import Tensor, nn
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BranchMap, SkipRemover
+from attemper.methods.kinds import BlockMap, BranchMap, SkipRemover
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.tempering.branches import Branch
+from attemper.tempering.functions import IN_PLACE
 from attemper.tempering.layers import Layout
 from attemper.tempering.penalties import Control
-from attemper.tempering.residual import ATTENTION, IN_PLACE, MLP, Residuals, first_tensor, tensors
+from attemper.tempering.residual import Known, Residuals, Sum, tensors
 from attemper.tempering.subclassing import Action
 
 
+class Following(Action):
+    """Follows the sums while a module runs."""
+
+    usual: int = 0
+    """How many sums there were when they were checked last."""
+    idle: tuple[str, ...] = ()
+    """The attentions of the block that did not run in it then."""
+
+    def noting(self, watch: Residuals, module: nn.Module) -> AbstractContextManager[None]:
+        """Context manager: in passes that are checked in full, it notes which branches run."""
+        if torch.compiler.is_compiling() or self.usual > 0:
+            return contextlib.nullcontext()
+        return watch.noting_runs(module)
+
+
+class Bare(NamedTuple):
+    """What is in a sum beside what was there before."""
+
+    branches: tuple[Tensor, ...]
+    bare: bool
+    """Whether the skip round them was removed."""
+
+
 @dataclass
-class SkipAction(Action):
-    """Acts where a block adds its branches to the residual stream: removes the skip, or changes the branch."""
+class SumAction(Following):
+    """What a method makes of the residual sums of one block."""
 
     control: Control
     place: Place
     method: Method
-    attentions: int
-    """How many attentions the block has; each of them has a skip."""
-    mlps: tuple[str, ...]
-    """The last layers of its MLPs, by their names in the block; each has a skip, or numbered ones share one."""
     layout: Layout
-    mapped: bool = False
-    """Whether a method maps the whole block inside of this action; it then checks what the block gives."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
@@ -40,51 +63,161 @@ class SkipAction(Action):
             return self.control.when != "never"
         return self.control.on(training) and not self.method.idle
 
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        skips = Residuals(tensors(args, kwargs), [module.get_submodule(name) for name in self.mlps], self.add)
-        with skips:
-            out = forward(*args, **kwargs)
-        self.check(module, skips, out)
-        return out
+    def sum(self, added: Sum, seed: Tensor | None, shared: Known) -> Tensor:
+        """The sum of stream and branch, or what the method makes of it.
 
-    def check(self, module: nn.Module, skips: Residuals, out: Any) -> None:
-        """Raise unless every branch was met once, each by itself, and nothing else became of the stream."""
-        attentions = sum(made_of == ATTENTION for made_of in skips.sums)
-        mlps = sum(made_of == MLP for made_of in skips.sums)
-        shared = len({re.sub(r"\d+", "#", name) for name in self.mlps})
-        expected = self.attentions + len(self.mlps)
-        if attentions + mlps < len(skips.sums):
-            self.refuse(module, "adds attention and the MLP in one sum, where neither is by itself")
-        if attentions != self.attentions or mlps not in (len(self.mlps), shared):
-            raise UnmetError(
-                f"{self.method.name} found {len(skips.sums)} skip connections in '{self.place.name}' "
-                f"({type(module).__name__}), where {expected} were expected: the block adds its branches in a way that "
-                "is not understood. Leave it out with targets=."
-            )
-        if not self.mapped and skips.origin(first_tensor(out)) < 0:
-            self.refuse(module, "gives something else than the sum of its input and its branches")
-
-    def refuse(self, module: nn.Module, reason: str) -> NoReturn:
-        raise UnmetError(
-            f"{self.method.name} cannot act in '{self.place.name}': this {type(module).__name__} {reason}. Leave it "
-            "out with targets=."
-        )
-
-    def add(self, func: Any, terms: tuple[Tensor, Tensor], branch: Tensor, made_of: int) -> Tensor:
-        """The sum of stream and branch, or what the method makes of it."""
-        out: Tensor
+        seed: what was drawn for the whole block; None: every branch draws for itself.
+        shared: of the sums of this pass, the branches in them that share a skip.
+        """
         if isinstance(self.method, SkipRemover):
-            if not self.method.removes(self.place)[0 if made_of == ATTENTION else 1]:
-                out = func(*terms)
-                return out
-            # An addition in place must change the tensor itself: its result may not be looked at.
-            return terms[0].copy_(branch) if func in IN_PLACE and branch is terms[1] else branch
+            return self.without_skip(added, shared)
+        func, terms, branch = added.func, added.terms, added.branch
+        stream = Stream(draw_seed(branch) if seed is None else seed)
+        out: Tensor
+        if isinstance(self.method, BlockMap):
+            out = self.method.map_block(added.stream, terms[0] + terms[1], stream)
+            return terms[0].copy_(out) if func in IN_PLACE else out
         swap = self.layout == "sequence_first" and branch.dim() == 3
-        mapped = cast(BranchMap, self.method).map_branch(
-            branch.transpose(0, 1) if swap else branch, Stream(draw_seed(branch))
-        )
+        mapped = cast(BranchMap, self.method).map_branch(branch.transpose(0, 1) if swap else branch, stream)
         mapped = mapped.transpose(0, 1) if swap else mapped
-        if func in IN_PLACE and branch is terms[0]:
+        if func in IN_PLACE and added.at == 0:
             return branch.copy_(mapped + terms[1])
         out = func(*(mapped if term is branch else term for term in terms))
         return out
+
+    def without_skip(self, added: Sum, shared: Known) -> Tensor:
+        """The sum, or the branch alone. Parallel branches share one skip, which goes for all of them."""
+        attention, mlp = cast(SkipRemover, self.method).removes(self.place)
+        wanted = any(attention if branch.is_attention else mlp for branch in added.ended)
+        before: Bare | None = shared.of(added.stream) if added.parallel else None
+        if not wanted or (before is not None and before.bare):
+            out = added.plain()
+        elif not added.parallel:
+            out = self.put(added, added.branch)
+        elif before is not None:
+            out = self.put(added, functools.reduce(torch.add, (*before.branches, added.branch)))
+        else:
+            self.refuse("block", "adds parallel branches one after the other in a way that is not understood", False)
+        bare = wanted if before is None else wanted or before.bare
+        shared.note(out, Bare((*(before.branches if before is not None else ()), added.branch), bare))
+        return out
+
+    @staticmethod
+    def put(added: Sum, out: Tensor) -> Tensor:
+        """Something else in the place of a sum; one that is made in place must change the tensor itself."""
+        return added.terms[0].copy_(out) if added.func in IN_PLACE and out is not added.terms[0] else out
+
+    def refuse(self, kind: str, reason: str, outside: bool) -> NoReturn:
+        error = UnmetError(
+            f"{self.method.name} cannot act in {self.place.where}: this {kind} {reason}. Leave it out with targets=."
+        )
+        error.outside = outside
+        raise error
+
+
+@dataclass
+class SkipAction(SumAction):
+    """Acts where a block itself adds its branches to the residual stream."""
+
+    branches: tuple[Branch, ...] = ()
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.usual == 0 and not torch.compiler.is_compiling() and runs_in_function():
+            self.refuse(type(module).__name__, IN_FUNCTION, False)
+        seed: Tensor | None = None
+        if isinstance(self.method, BlockMap):
+            seed = draw_seed(tensors(args, kwargs)[0])
+        add = functools.partial(self.sum, seed=seed, shared=Known(None))
+        watch = Residuals(module, tensors(args, kwargs), self.branches, add)
+        with self.noting(watch, module), watch:
+            out = forward(*args, **kwargs)
+        if torch.compiler.is_compiling() or not watch.looks_as_usual(out, self.usual):
+            reason = watch.problem(out)
+            if reason is not None:
+                self.refuse(type(module).__name__, reason, True)
+            if not torch.compiler.is_compiling():
+                self.usual, self.idle = len(watch.sums), watch.idle
+        return out
+
+
+@dataclass
+class OutsideAction(SumAction):
+    """Stands for a block whose branches are added outside of it; `HolderAction` lets it act."""
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+
+@dataclass
+class HolderAction(Following):
+    """Acts where a module adds the branches of several blocks: in a loop over their parts."""
+
+    control: Control
+    method: Method
+    blocks: tuple[OutsideAction, ...]
+    branches: tuple[Branch, ...]
+
+    def acts(self, training: bool) -> bool:
+        return any(block.acts(training) for block in self.blocks)
+
+    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        seeds: dict[int, Tensor] = {}
+        graph = saves_graph()
+        add = functools.partial(self.add, module, seeds, Known(None), graph)
+        watch = Residuals(module, tensors(args, kwargs), self.branches, add)
+        with self.noting(watch, module), watch:
+            out = forward(*args, **kwargs)
+        if torch.compiler.is_compiling() or not watch.looks_as_usual(out, self.usual):
+            reason = watch.problem(out)
+            if reason is None and watch.guessed:
+                reason = "computes attention without weights that tell which block it belongs to"
+            if reason is not None:
+                self.blocks[0].refuse(type(module).__name__, reason, False)
+            if not torch.compiler.is_compiling():
+                self.usual = len(watch.sums)
+        return out
+
+    def add(self, module: nn.Module, seeds: dict[int, Tensor], shared: Known, graph: Any, added: Sum) -> Tensor:
+        numbers = {each.block for each in added.ended}
+        here = [block for block in self.blocks if block.place.block in numbers]
+        if len(here) == 0 or not here[0].acts(module.training):
+            return added.plain()
+        if len(numbers) > 1:
+            here[0].refuse(type(module).__name__, "adds the branches of several blocks in one sum", False)
+        if saves_graph() != graph:
+            here[0].refuse(type(module).__name__, "adds its branches inside of activation checkpoints", False)
+        number = here[0].place.block
+        if isinstance(here[0].method, BlockMap) and number not in seeds:
+            seeds[number] = draw_seed(added.branch)
+        return here[0].sum(added, seeds.get(number), shared)
+
+
+def runs_in_function() -> bool:
+    """Whether this runs inside of an autograd function of the model's own, as reversible layers do.
+
+    Its backward computes the sums in its own way, and knows nothing of what is done to them here. Checkpoints that are
+    such functions run the same modules again.
+    """
+    found: bool = torch.compiler.disable(_search_frames)()
+    return found
+
+
+def _search_frames() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        first = frame.f_code.co_varnames[:1]
+        if first and isinstance(frame.f_locals.get(first[0]), torch._C._FunctionBase):
+            if frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+                return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+IN_FUNCTION = "is run by an autograd function of the model's own, whose backward pass would not know of the change"
+
+
+def saves_graph() -> Any:
+    """How the graph of what runs now is saved, which activation checkpoints change for what is inside of them."""
+    if torch.compiler.is_compiling():
+        return None
+    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)

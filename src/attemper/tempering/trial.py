@@ -13,18 +13,22 @@ import io
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.sites.base import original_class
+from attemper.tempering.attention import AttentionAction
 from attemper.tempering.penalties import Control
+from attemper.tempering.readings import Facts
 from attemper.tempering.subclassing import is_tempered, state_of
 
 SAMPLES, TOKENS = 2, 8
-SIZES = (224, 32)
+SIZES = (224, 32, 64, 128, 256)
 """Image sizes to try where the model does not tell."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -38,6 +42,7 @@ def try_out(model: nn.Module, impl: str) -> None:
     """
     key = signature(model)
     if key in passed:
+        hand_over(model, passed[key])
         return
     twin = without_weights(model)
     if twin is None:
@@ -45,24 +50,44 @@ def try_out(model: nn.Module, impl: str) -> None:
     control = control_of(twin)
     control.trial, control.loss_scale = True, 1.0
     conclusive = (UnmetError, ConflictError, UnsupportedError) if impl == "auto" else (UnmetError, ConflictError)
-    for args, kwargs in made_up_inputs(twin):
+    found: dict[str, Facts] = {}
+    for guess, args, kwargs in tries(twin):
         try:
-            with quietly():
+            with quietly(), guess:
                 twin(*args, **kwargs)
         except conclusive as error:
+            if isinstance(guess, Guess):  # another value might have led elsewhere
+                continue
             error.add_note("(Found by a trial run of the model on the meta device, before any training.)")
             raise
         except Exception:  # not what the model wants
             continue
+        found = {name: action.facts for name, action in attentions(twin)}
         break
-    passed[key] = None
+    passed[key] = found
     if len(passed) > REMEMBERED:
         del passed[next(iter(passed))]
+    hand_over(model, found)
 
 
-passed: dict[int, None] = {}
+passed: dict[int, dict[str, Facts]] = {}
 """Models and recipes that were tried out, since a study applies the same recipe to the same model many times."""
 REMEMBERED = 256
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[str, AttentionAction]]:
+    """What acts on the attention modules of a model, with their names."""
+    for name, module in model.named_modules():
+        for action in state_of(module).actions if is_tempered(module) else ():
+            if isinstance(action, AttentionAction):
+                yield name, action
+
+
+def hand_over(model: nn.Module, found: dict[str, Facts]) -> None:
+    """Tell the attentions of a model what a trial run found out about them."""
+    for name, action in attentions(model):
+        if name in found:
+            action.facts = replace(copy.deepcopy(found[name]), settled=True)
 
 
 def control_of(model: nn.Module) -> Control:
@@ -71,13 +96,46 @@ def control_of(model: nn.Module) -> Control:
 
 
 def signature(model: nn.Module) -> int:
-    """What tells one tempered model from another, as far as a trial is concerned."""
-    control = control_of(model)
-    parts: list[Any] = [(str(control.methods), str(control.options))]
+    """What tells one model from another, and if it is tempered, how, as far as a trial is concerned."""
+    tempered = any(is_tempered(module) for module in model.modules())
+    parts: list[Any] = [(str(control_of(model).methods), str(control_of(model).options)) if tempered else ()]
     for name, module in model.named_modules():
         sizes = tuple(tuple(weight.shape) for weight in module._parameters.values() if weight is not None)
-        parts.append((name, id(original_class(module)), sizes, module.extra_repr()))
+        parts.append((name, id(original_class(module)), sizes, module.extra_repr(), _settings(module)))
     return hash(tuple(parts))
+
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+def _settings(holder: Any, deep: bool = True) -> str:
+    """The plain values that a module or its configuration holds, by which it may compute in one way or another."""
+    found = {}
+    for name, value in vars(holder).items():
+        if isinstance(value, PLAIN) or (isinstance(value, list | tuple) and all(isinstance(x, PLAIN) for x in value)):
+            found[name] = value
+        elif deep and (is_dataclass(value) or name == "config") and hasattr(value, "__dict__"):
+            found[name] = _settings(value, deep=False)
+    return str(found)
+
+
+class Guess(TorchFunctionMode):
+    """Answers for tensors without values, where a model asks for one: False, or 1."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ASKED and args[0].is_meta:
+            return False if args[0].dtype == torch.bool or func is Tensor.__bool__ else 1
+        return func(*args, **(kwargs or {}))
+
+
+ASKED = (Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__index__)
+
+
+def tries(model: nn.Module) -> Iterator[tuple[contextlib.AbstractContextManager[Any], tuple[Any, ...], dict[str, Any]]]:
+    """The inputs that a model may want; then once more with guesses for the values that it asks for."""
+    for guess in (contextlib.nullcontext, Guess):
+        for args, kwargs in made_up_inputs(model):
+            yield guess(), args, kwargs
 
 
 @contextlib.contextmanager
@@ -148,7 +206,7 @@ def _tensors_for(model: nn.Module, first: nn.Module | None) -> Iterator[Tensor]:
     if isinstance(first, nn.Embedding):
         yield torch.zeros(SAMPLES, TOKENS, dtype=torch.long, device="meta")
     elif isinstance(first, nn.Conv2d):
-        for height, width in _image_sizes(model, first):
+        for height, width in _image_sizes(model, (first.stride[0], first.stride[1])):
             yield torch.empty(SAMPLES, first.in_channels, height, width, device="meta", dtype=first.weight.dtype)
     elif isinstance(first, nn.Conv1d):
         yield torch.empty(SAMPLES, first.in_channels, 64, device="meta", dtype=first.weight.dtype)
@@ -156,13 +214,26 @@ def _tensors_for(model: nn.Module, first: nn.Module | None) -> Iterator[Tensor]:
         width = first.in_features if isinstance(first, nn.Linear) else first.embed_dim
         dtype = next(first.parameters()).dtype
         yield torch.empty(SAMPLES, TOKENS, width, device="meta", dtype=dtype)
-        channels = math.isqrt(width // 3) if width % 3 == 0 else 0  # patches that are cut out before a linear layer
-        if channels and 3 * channels * channels == width:
-            for height, _ in ((size, size) for size in SIZES):
-                yield torch.empty(SAMPLES, 3, height, height, device="meta", dtype=dtype)
+        for channels, patch in _patches(model, width):
+            for height, across in _image_sizes(model, patch):
+                yield torch.empty(SAMPLES, channels, height, across, device="meta", dtype=dtype)
 
 
-def _image_sizes(model: nn.Module, first: nn.Conv2d) -> Iterator[tuple[int, int]]:
+def _patches(model: nn.Module, width: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Channels and size of the patches that a linear layer of this width may get, which are cut out before it."""
+    for module in model.modules():  # layers of einops say p1 and p2
+        lengths = getattr(module, "axes_lengths", None)
+        sizes = dict(lengths) if isinstance(lengths, dict | tuple) else {}
+        if isinstance(sizes.get("p1"), int) and isinstance(sizes.get("p2"), int):
+            yield 3, (sizes["p1"], sizes["p2"])
+            break
+    for channels in (3, 1):
+        side = math.isqrt(width // channels)
+        if side > 1 and side * side * channels == width:
+            yield channels, (side, side)
+
+
+def _image_sizes(model: nn.Module, patch: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """Sizes that a model tells by an attribute or by its positions, then the usual ones."""
     configuration = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(configuration, dict) and len(configuration.get("input_size") or ()) == 3:
@@ -177,7 +248,7 @@ def _image_sizes(model: nn.Module, first: nn.Conv2d) -> Iterator[tuple[int, int]
             for extra in (0, 1, 2):
                 side = math.isqrt(max(parameter.shape[1] - extra, 0))
                 if side > 1 and side * side == parameter.shape[1] - extra:
-                    yield side * first.stride[0], side * first.stride[1]
+                    yield side * patch[0], side * patch[1]
     yield from ((size, size) for size in SIZES)
 
 
@@ -213,4 +284,6 @@ def _of_transformers(model: nn.Module) -> Iterator[Call]:
     if getattr(config, "is_encoder_decoder", False):
         chosen["decoder_input_ids"] = ids
     yield (), chosen
+    if name == "input_ids":  # some ask for the padding among the ids unless there is a mask
+        yield (), {**chosen, "attention_mask": torch.ones_like(ids)}
     yield (), {**chosen, "input_ids": ids, "pixel_values": inputs["pixel_values"]}

@@ -40,7 +40,7 @@ def is_outermost(action: Any, module: nn.Module) -> bool:
     if above is not None and any(_stands_round(action, adapter) for adapter in above):
         return False
     raise UnmetError(
-        f"{action.method.name} acts on the layer '{slot.name}' of '{action.place.name}', and what stands there since "
+        f"{action.method.name} acts on the layer '{slot.name}' of {action.place.where}, and what stands there since "
         f"attemper.apply is {replaced_by(slot)}: it would reach only a part of what is computed. Call remove(), and "
         "attemper.apply after the layer is wrapped."
     )
@@ -76,7 +76,7 @@ class StandingAction(Action):
         if here is not None and any(_stands_round(action, inside) for inside in here.modules()):
             return
         raise UnmetError(
-            f"{action.method.name} acts on the layer '{action.slot.name}' of '{action.place.name}', and what stands "
+            f"{action.method.name} acts on the layer '{action.slot.name}' of {action.place.where}, and what stands "
             f"there since attemper.apply is {replaced_by(action.slot)}: it would have no effect. Call remove(), and "
             "attemper.apply after the layer is replaced."
         )

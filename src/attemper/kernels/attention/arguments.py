@@ -19,6 +19,8 @@ WIDTHS = (8, 128)
 
 def refuse_tensors(call: Call) -> str | None:
     """Why the kernels cannot take the tensors of a call, or None."""
+    if 0 in call.shape:
+        return "has nothing to compute: there are no samples, or no queries"
     if call.q.dtype not in DTYPES:
         return f"computes in float16, bfloat16 and float32, not in {call.q.dtype}"
     for width in (call.q.shape[-1], call.v.shape[-1]):

@@ -89,6 +89,8 @@ def _refuse_hits(call: Call) -> str | None:
 
 
 def _refuse_tensors(call: Call) -> str | None:
+    if 0 in call.shape:
+        return "has nothing to compute: there are no samples, or no queries"
     dtype = _dtype(call)
     if dtype not in DTYPES:
         return f"computes in float16 and bfloat16, not in {dtype}"

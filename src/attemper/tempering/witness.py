@@ -1,0 +1,63 @@
+"""What attention tells of the tokens of its block: which are padding, and whether some are hidden from others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from attemper.errors import ConflictError
+from attemper.tempering.padding import hides_some_from_others, real_tokens
+
+if TYPE_CHECKING:
+    from attemper.tempering.attention import AttentionAction
+
+
+def note_padding(action: AttentionAction, mask: Tensor | None, is_causal: bool, batch: int, keys: int) -> None:
+    """Which tokens are real, for methods that ask: those that any query may attend to.
+
+    Methods that mix tokens are refused where attention is causal, or hides some tokens from others.
+    """
+    if not action.watchers:
+        return
+    if is_causal and action.mixers:
+        refuse_mixing(action, "is causal, and what mixes all tokens would show every token its future")
+    padding = action.control.ledger.padding
+    if mask is None:
+        padding.pop(action.place.block, None) if action.place.block in padding else None
+        return
+    real = real_tokens(mask, batch)
+    if not torch.compiler.is_compiling() and not action.looked and not mask.is_meta:
+        action.looked = mask.dim() > 1 and mask.shape[-2] > 1  # a mask that is the same for all queries tells less
+        if action.mixers and hides_some_from_others(mask):
+            refuse_mixing(action, "hides some tokens from others, and what mixes all tokens would show them")
+        check_entry(action, mask, real, known=True)
+    check_entry(action, mask, real, known=False)
+    padding[action.place.block] = real
+
+
+def check_entry(action: AttentionAction, mask: Tensor, real: Tensor, known: bool) -> None:
+    """Raise where a method acted before this attention without knowing of the padding that its mask tells of."""
+    entry = action.control.ledger.entry_padding
+    if action.follows_entry is None or (entry is not None) != known:
+        return
+    if torch.compiler.is_compiling() or mask.is_meta:  # values cannot be read; one mask for all queries is padding
+        unknown = entry is None and mask.dim() == 4 and mask.shape[0] > 1 and mask.shape[2] == 1
+    else:
+        hidden = not real.all() or (entry is not None and not entry.all())
+        unknown = hidden and (entry is None or not torch.equal(entry, real))
+    if unknown:
+        raise ConflictError(
+            f"{action.place.where} is called with a mask that hides padding, and {action.follows_entry} acts before "
+            "it, where that padding is not known from the arguments of the block: padding would reach the other "
+            "tokens. Use batches without padding, or hand the block a mask in an argument whose name contains 'mask'."
+        )
+
+
+def refuse_mixing(action: AttentionAction, reason: str) -> NoReturn:
+    """Raise for methods that mix tokens which attention keeps apart."""
+    raise ConflictError(
+        f"{action.place.where} {reason}: {' and '.join(action.mixers)} cannot act in this block. Leave it out with "
+        "targets=."
+    )

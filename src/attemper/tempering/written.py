@@ -1,0 +1,272 @@
+"""Attention that a model writes out itself: a product of queries and keys, softmax, a product with values."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attemper.errors import FittedWarning, UnmetError, UnsupportedError
+from attemper.methods.base import Method
+from attemper.ops.perturbation import Perturbation
+from attemper.ops.reference import perturbed_softmax
+from attemper.ops.seeds import draw_seed
+from attemper.ops.stream import Stream
+from attemper.tempering.axes import (
+    Arrangement,
+    Axes,
+    Factor,
+    as_it_was,
+    four_axes,
+    length,
+    moved,
+    plain_arrangement,
+    softmax_axis,
+    sorted_by_role,
+    whole,
+)
+from attemper.tempering.products import Product, read_product
+from attemper.tempering.projected import ProjectionWatch
+from attemper.tempering.readings import Reading, read_logits
+from attemper.tempering.residual import Known
+from attemper.tempering.witness import note_padding
+
+if TYPE_CHECKING:
+    from attemper.tempering.attention import AttentionAction
+
+ATTENDED = ("batch", "heads", "queries", "width")
+VALUES = ("batch", "heads", "keys", "width")
+
+
+class WrittenAttention(ProjectionWatch):
+    """Sees softmax and the products before and behind it, in one forward pass of one attention module."""
+
+    def __init__(self, action: AttentionAction, module: nn.Module) -> None:
+        super().__init__(action, module)
+        self.methods = action.active if action.control.on(module.training) else ()
+        self.blurs = [m for m in self.methods if "keys" in m.stages]
+        self.met = 0
+        """How many attention calls were met."""
+        self.passed_by: list[str] = []
+        """What looked like attention, and was left as it is."""
+        self.products = 0
+        """How many products were computed."""
+        self.numbers: dict[int, int] = {}
+        """Of the products that the origins of axes name: which one of the module's it was."""
+        self.blurred: tuple[int, int] | None = None
+        """The product whose keys were blurred since the last softmax, and the operand that they were."""
+        self.seed: Tensor | None = None
+        """Of that product, for the softmax behind it."""
+        self.weights = Known(None)
+        """What softmax gave, and what became of it, with the roles of its axes."""
+        self.following = False
+        """Whether the weights of a softmax are on their way to the values."""
+        self.waiting = False
+        """Whether penalties wait for them to meet."""
+
+    def softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """Softmax: logits with all their masks in, weights out. One that is not over keys is left as it is."""
+        logits: Tensor = args[0] if args else kwargs["input"]
+        axis = softmax_axis(*args, **kwargs)
+        reading = Reading(None)
+        if self.origins is not None and axis is not None:
+            reading = read_logits(self.origins.of(logits), axis)
+        arrangement = None if axis is None else self.arrangement(logits, axis, reading)
+        if arrangement is None:
+            shape = ", ".join(map(str, logits.shape))
+            self.passed_by.append(f"a softmax over axis {axis} of ({shape})" + reading.remark)
+            weights: Tensor = func(*args, **kwargs)
+            return weights
+        self.met += 1
+        self.check_impl()
+        self.check_blurred(reading)
+        axes = arrangement.of(logits.shape)
+        if self.action.watchers or self.methods:
+            sorted_ = sorted_by_role(logits, axes)
+            self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
+            note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
+        seed, self.seed = self.seed, None
+        if any(method.stages != ("keys",) for method in self.methods):
+            dtype = kwargs.get("dtype") or logits.dtype
+            work = sorted_.to(torch.promote_types(dtype, torch.float32))
+            weights = as_it_was(perturbed_softmax(work, self.fitted(work.shape[3]), seed).to(dtype), axes)
+        else:
+            weights = func(*args, **kwargs)
+        if self.origins is not None:
+            self.origins.carry(logits, weights)
+        if self.blurs or self.penalties or self.origins is not None:
+            self.weights.note(weights, axes)
+            self.following, self.waiting = True, bool(self.penalties)
+        return weights
+
+    def arrangement(self, logits: Tensor, axis: int, reading: Reading) -> Arrangement | None:
+        """Where samples, heads, queries and keys are in logits; None: softmax is not over keys, as far as is known."""
+        facts, key = self.action.facts, ("logits", logits.dim(), axis)
+        if reading.over == "channels":
+            return None
+        if reading.arrangement is not None:
+            facts.learn(key, reading.arrangement if reading.lasts else None)
+            return reading.arrangement
+        if facts.arrangements.get(key) is not None:
+            return facts.arrangements[key]
+        if axis != logits.dim() - 1 or logits.dim() < 3:
+            return None
+        self.require_heads(logits.dim() > 3)
+        return plain_arrangement(logits.dim())
+
+    def require_heads(self, known: bool) -> None:
+        """Raise where samples and heads have to be told apart, and cannot be."""
+        asking = [cast(Method, method).name for method in self.methods if method.tells_heads]
+        asking += [method.name for method in self.penalties] + list(self.action.watchers)
+        if not known and asking:
+            raise UnmetError(
+                f"{self.action.place.where} computes attention without an axis for heads, and whether its samples "
+                f"are samples or samples and heads in one is not known; {' and '.join(asking)} must tell them apart. "
+                "Give it four axes (batch, heads, queries, keys), or leave it out with targets=."
+            )
+
+    def fitted(self, keys: int) -> tuple[Perturbation, ...]:
+        """The methods as they act on so many keys; where one asks for more, that is said once."""
+        fitted = tuple(method.fitted(keys) for method in self.methods)
+        control = self.action.control
+        if fitted != self.methods and not (torch.compiler.is_compiling() or control.told_fitted or control.trial):
+            control.told_fitted = True
+            ours, here = next(pair for pair in zip(self.methods, fitted, strict=True) if pair[0] != pair[1])
+            name = next(name for name, value in vars(ours).items() if vars(here)[name] != value)
+            warnings.warn(
+                f"{self.action.place.where} has {keys} key{'s' if keys > 1 else ''}, fewer than "
+                f"{cast(Method, ours).name}'s {name}={vars(ours)[name]}: there it acts with {name}={vars(here)[name]}. "
+                "The same holds wherever there are fewer keys, and is said once.",
+                FittedWarning,
+                stacklevel=2,
+            )
+        return fitted
+
+    def check_impl(self) -> None:
+        action = self.action
+        if action.impl not in ("auto", "reference"):
+            raise UnsupportedError(
+                f"impl='{action.impl}' cannot serve {action.place.where}: it computes attention by matmul and "
+                "softmax, not by one fused call. impl='reference' can, and so can 'auto'."
+            )
+
+    def product(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """QKᵀ before softmax, whose keys may be blurred, or AV behind it."""
+        self.products += 1
+        product = read_product(func, args, kwargs)
+        if product is not None and self.following:
+            for weights, letters in ((product.left, product.of_left), (product.right, product.of_right)):
+                axes = self.weights.of(weights)
+                if axes is not None:
+                    return self.times_weights(product, weights, dict(zip(letters, axes, strict=True)))
+        side = 0 if product is None or not self.blurs else self.side_of_keys(product)
+        out: Tensor = func(*args, **kwargs) if product is None or side == 0 else self.blurred_product(product, side)
+        made = self.origins.product_of(out) if self.origins is not None else 0
+        if made:
+            self.numbers[made] = self.products
+        return out
+
+    def side_of_keys(self, product: Product) -> int:
+        """Which operand has the keys, if this is the product of queries and keys: 1 or 2; 0: it is not."""
+        facts = self.action.facts
+        if self.following or self.blurred is not None:
+            return 0
+        if facts.settled:
+            return facts.contents.get(self.products, 0)
+        plain = len(product.summed) == 1 and len(product.own(product.of_right)) == 1
+        plain = plain and len(product.own(product.of_left)) <= 1 and min(product.left.dim(), product.right.dim()) > 2
+        if not plain or product.own(product.of_right) != product.of_out[-1]:
+            return 0
+        if isinstance(product.left, nn.Parameter) or isinstance(product.right, nn.Parameter):
+            return 0
+        return 0 if self.origins is not None and self.origins.is_learnt(product.left, product.right) else 2
+
+    def blurred_product(self, product: Product, side: int) -> Tensor:
+        """Before softmax: QKᵀ, whose keys are blurred here, so that no position bias is."""
+        self.blurred = self.products, side
+        keys, letters = (product.left, product.of_left) if side == 1 else (product.right, product.of_right)
+        self.seed = draw_seed(keys)
+        own = product.own(letters)
+        order = [letters.index(x) for x in letters if x not in own + product.summed]
+        order += [letters.index(own), letters.index(product.summed)]
+        tokens = keys.permute(order)
+        blurred = four_axes(tokens)
+        for lane, method in enumerate(self.blurs):
+            blurred = method.perturb_keys(blurred, None, False, Stream(self.seed, lane))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        blurred = blurred.view(tokens.shape).permute(back)
+        return product.again(blurred, product.right) if side == 1 else product.again(product.left, blurred)
+
+    def check_blurred(self, reading: Reading) -> None:
+        """At softmax: raise unless the product that gave these logits is the one whose keys were blurred."""
+        if not self.blurs:
+            return
+        number, facts = self.numbers.get(reading.product), self.action.facts
+        blurred, self.blurred = self.blurred, None
+        if number is not None:
+            facts.contents[number] = reading.side
+            if blurred == (number, reading.side) or self.action.control.trial:
+                return
+        elif blurred is not None:
+            return
+        raise UnsupportedError(
+            f"blur cannot serve {self.action.place.where}: the product of its queries and keys was not seen before "
+            "softmax, and blurring the logits with their position bias would be another method."
+        )
+
+    def times_weights(self, product: Product, weights: Tensor, roles: dict[str, tuple[Factor, ...]]) -> Tensor:
+        """Behind softmax: AV, with which penalties are complete; or weights whose heads are mixed."""
+        out = product.again(product.left, product.right)
+        keys = "".join(letter for letter, axis in roles.items() if any(f.root == "keys" for f in axis))
+        if product.summed != keys:
+            summed = {factor.root for letter in product.summed for factor in roles[letter]}
+            if summed == {"heads"}:
+                self.weights.note(out, _with(roles, product.of_out, out, "heads"))
+            elif summed == {"queries"}:
+                raise UnmetError(
+                    f"{self.action.place.where} has a softmax over queries: its weights sum to 1 over another axis "
+                    "than the one that values are summed over, as in slot attention. No method is defined for that. "
+                    "Leave the module out with targets=."
+                )
+            return out
+        self.following = False
+        if self.waiting:
+            self.waiting = False
+            values, letters = (
+                (product.right, product.of_right) if weights is product.left else (product.left, product.of_left)
+            )
+            self.note_order(values, letters.index(keys))
+            shared = {letter: roles[letter] for letter in letters if letter in roles}
+            if all(values.shape[letters.index(letter)] == length(axis) for letter, axis in shared.items()):
+                self.check_values(sorted_by_role(values, _with(shared, letters, values, "width"), VALUES))
+            joined = sorted_by_role(out, _with(roles, product.of_out, out, "width"), ATTENDED)
+            of_weights = product.of_left if weights is product.left else product.of_right
+            rows = sorted_by_role(weights, tuple(roles[letter] for letter in of_weights))
+            self.penalise(joined, weights=rows)
+        return out
+
+    def follow_weights(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+        """What becomes of attention weights on their way to the values: dropout, views, heads that are mixed."""
+        for x in (*args, *kwargs.values()):
+            axes = self.weights.of(x) if isinstance(x, Tensor) else None
+            if axes is None:
+                continue
+            if func in (F.linear, F.conv2d, torch.conv2d):
+                axis = out.dim() - 1 if func is F.linear else 1
+                mixed = {f.root for f in axes[axis]} == {"heads"}
+                axes = (*axes[:axis], (Factor("heads", 1, out.shape[axis]),), *axes[axis + 1 :]) if mixed else None
+            else:
+                axes = moved(func, args, kwargs, out, axes)
+            if axes is not None:
+                self.weights.note(out, axes)
+            return
+
+
+def _with(roles: dict[str, tuple[Factor, ...]], letters: str, x: Tensor, other: str) -> Axes:
+    """The axes of a tensor by their letters; those without a role have the role `other`."""
+    return tuple(
+        roles[letter] if letter in roles else whole(other, size) for letter, size in zip(letters, x.shape, strict=True)
+    )
