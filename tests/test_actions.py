@@ -126,6 +126,13 @@ def test_annotations_outside_the_video_are_clipped_and_counted() -> None:
     [note] = annotate.notes
     assert "'some.json': of 5 annotated segments, 2 reach beyond their video and are clipped, and 2 lie outside" in note
     assert Annotator(["Jump"], "f").notes == ()
+    assert annotate.settle("skip")[1].startswith(
+        "2 of 5 annotated segments of 'some.json' do not fit and are skipped: "
+    )
+    with pytest.raises(DataError) as caught:
+        annotate.settle("refuse")
+    for said in ("'v, step 3 to 9' (it reaches 4 steps beyond", "'v, step 7 to 9' (it reaches 4 steps beyond"):
+        assert said in str(caught.value)
 
 
 def test_overlapping_actions_are_both_positive_and_share_the_training_target() -> None:

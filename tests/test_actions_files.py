@@ -10,44 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from action_files import STEPS, WIDTH, actionformer, entries, features, npz, opened
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import source as memory
-from attemper.lab.tasks.actions.task import ActionTask
-from attemper.lab.tasks.registry import open_task, verify
-
-STEPS, WIDTH = 20, 6
-
-
-def features(seed: int, steps: int = STEPS, width: int = WIDTH) -> Any:
-    return np.random.default_rng(seed).standard_normal((steps, width)).astype(np.float32)
-
-
-def opened(folder: Path, options: str = "", name: str = "data") -> ActionTask:
-    task = open_task(f"actions:{name}(window=4{', ' if options else ''}{options})", folder)
-    assert isinstance(task, ActionTask)
-    return task
+from attemper.lab.tasks.registry import verify
 
 
 # ----------------------------------------------------------------------------------------------------------------- npz
-def npz(folder: Path, **changes: Any) -> Path:
-    """Four videos, two classes, steps of half a second."""
-    arrays: dict[str, Any] = {
-        "features": np.arange(4 * STEPS * WIDTH).reshape(-1, WIDTH).astype(np.int8),
-        "scale": np.ones(WIDTH, np.float32),
-        "offsets": np.arange(5) * STEPS,
-        "names": np.array([b"a", b"b", b"c", b"d"]),
-        "split": np.array([b"train", b"train", b"train", b"test"]),
-        "seconds_per_step": np.float32(0.5),
-        "segments": np.array([[0, 1.0, 3.0, 0], [1, 2.0, 4.0, 1], [2, 0.0, 2.0, 0], [3, 5.0, 7.5, 1]], np.float32),
-        "classes": np.array([b"Jump", b"Swim"]),
-    }
-    arrays.update(changes)
-    file = folder / "data.npz"
-    np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
-    return file
-
-
 def test_an_npz_file_opens_with_its_split_labels_and_segments(tmp_path: Path) -> None:
     npz(tmp_path)
     task = opened(tmp_path, name="data.npz")
@@ -63,19 +33,24 @@ def test_an_npz_file_opens_with_its_split_labels_and_segments(tmp_path: Path) ->
 def test_annotations_outside_a_video_are_clipped_and_verify_says_how_many(tmp_path: Path) -> None:
     outside = [[0, 1.0, 3.0, 0], [1, 8.0, 14.0, 1], [2, 12.0, 13.0, 0], [3, 5.0, 7.5, 1], [2, 0.0, 1.0, 0]]
     npz(tmp_path, segments=np.array(outside, np.float32))
-    lines = verify("actions:data.npz(window=4)", tmp_path)
+    with pytest.raises(
+        DataError, match=r"2 of 5 annotated segments .*'b, step 16 to 28' \(.*'c, step 24 to 26' \(.*skip"
+    ):
+        opened(tmp_path, name="data.npz")
+    lines = verify("actions:data.npz(window=4, broken=skip)", tmp_path)
     assert "60 training samples and 20 test samples" in lines[0]
     assert (
         "data.npz': of 5 annotated segments, 1 reach beyond their video and are clipped, and 1 lie outside" in lines[1]
     )
+    assert "2 of 5 annotated segments" in lines[2]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"segments": None}, "has no array 'segments'"),
-        ({"segments": np.array([[0, 1.0, 3.0, 7]])}, "video 'a' has a segment of the class 7; there are 2 classes"),
-        ({"segments": np.array([[0, 3.0, 1.0, 0]])}, "a segment of video 'a' goes from 6 to 2"),
+        ({"segments": np.array([[0, 1.0, 3.0, 7]])}, r"'a, step 2 to 6' \(its class is 7; there are 2 classes"),
+        ({"segments": np.array([[0, 3.0, 1.0, 0]])}, r"'a, step 6 to 2' \(it must not end before it starts"),
         ({"segments": np.array([[9, 1.0, 3.0, 0]])}, "segments of videos that are not there; there are 4"),
         ({"segments": np.zeros((2, 3))}, r"segments of the shape \(2, 3\)"),
         ({"offsets": np.arange(5) * 7}, "offsets that do not rise from 0 to 80"),
@@ -106,31 +81,6 @@ def test_a_file_that_is_no_npz_file_and_one_that_is_not_there_are_refused(tmp_pa
 
 
 # -------------------------------------------------------------------------------------------------------- ActionFormer
-def actionformer(root: Path, database: dict[str, Any] | None = None) -> Path:
-    folder = root / "data"
-    (folder / "i3d").mkdir(parents=True)
-    (folder / "annotations").mkdir()
-    for number, name in enumerate("abcd"):
-        np.save(folder / "i3d" / f"{name}.npy", features(number))
-    (folder / "annotations" / "some.json").write_text(json.dumps({"database": database or entries()}))
-    return folder
-
-
-def entries() -> dict[str, Any]:
-    """Steps of half a second: every 15 frames of 30 a second."""
-
-    def entry(subset: str, *annotations: tuple[float, float, str, int]) -> dict[str, Any]:
-        listed = [{"segment": [s, e], "label": label, "label_id": number} for s, e, label, number in annotations]
-        return {"subset": subset, "duration": 10.0, "fps": 30.0, "annotations": listed}
-
-    return {
-        "a": entry("Validation", (1.0, 3.0, "Swim", 1), (6.0, 7.0, "Ambiguous", 9)),
-        "b": entry("Validation", (2.0, 4.0, "Jump", 0)),
-        "c": entry("validation", (0.0, 2.0, "Swim", 1)),
-        "d": entry("Test", (5.0, 7.5, "Jump", 0)),
-    }
-
-
 def test_actionformers_layout_opens_with_classes_in_the_order_of_their_ids(tmp_path: Path) -> None:
     actionformer(tmp_path)
     task = opened(tmp_path)
@@ -171,11 +121,11 @@ def test_where_there_is_no_test_set_the_validation_set_is_it(tmp_path: Path) -> 
 def test_videos_without_features_are_refused_or_left_out_with_a_count(tmp_path: Path) -> None:
     folder = actionformer(tmp_path)
     (folder / "i3d" / "b.npy").unlink()
-    with pytest.raises(DataError, match=r"i3d' has no features of video 'b'.*skip_missing=true"):
+    with pytest.raises(DataError, match=r"1 of 4 videos have no features in '.*i3d' .*: 'b'\. With skip_missing=true"):
         opened(tmp_path)
     task = opened(tmp_path, "skip_missing=true")
     assert [video.name for video in task.videos.all] == ["a", "c", "d"]
-    assert task.notes == ("1 videos have no features and are left out, 'b' for one.",)
+    assert task.notes == ("1 of 4 videos have no features and are left out: 'b'.",)
 
 
 def broken(name: str, key: str, value: Any) -> dict[str, Any]:
@@ -188,7 +138,10 @@ def broken(name: str, key: str, value: Any) -> dict[str, Any]:
     ("database", "message"),
     [
         (broken("d", "annotations", [{"segment": [1, 2], "label": "Jmp"}]), "class 'Jmp'.*Did you mean 'Jump'"),
-        (broken("a", "annotations", [{"segment": [1], "label": "Jump"}]), "'a' has .*needs a segment of start and end"),
+        (
+            broken("a", "annotations", [{"segment": [1], "label": "Jump"}]),
+            "'a, number 0'.*needs a segment of start and end",
+        ),
         (broken("a", "annotations", [{"segment": [1, 2]}]), "needs a label"),
         (broken("a", "annotations", "none"), "annotations of video 'a' must be a list"),
         (broken("a", "annotations", [{"segment": [3, 1], "label": "Jump", "label_id": 0}]), "must not end before"),
@@ -213,7 +166,7 @@ def test_a_wrong_annotation_is_refused_with_file_and_video(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{not json", "is not a JSON file that can be read"),
+        ("{not json", "is no JSON, or damaged"),
         ("[1, 2]", "holds a JSON list; it must be an object"),
         ('{"videos": {}}', "has neither a 'database' of videos.*nor a 'train_session_set'"),
     ],
@@ -250,9 +203,13 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path, limit: int, monk
     values = features(2)
     values[3, 3] = np.nan
     np.save(folder / "i3d" / "c.npy", values)
-    task = opened(tmp_path)
     with pytest.raises(DataError, match="video 'c' hold values that are no finite numbers"):
-        task.to_input(next(task.test().batches(torch.arange(1), 1))[0])
+        first_inputs(tmp_path)
+
+
+def first_inputs(root: Path) -> torch.Tensor:
+    task = opened(root)
+    return task.to_input(next(task.test().batches(torch.arange(1), 1))[0])
 
 
 def test_what_cannot_be_told_from_the_folder_is_asked_for(tmp_path: Path) -> None:
@@ -335,7 +292,7 @@ def test_both_streams_are_read_from_files_where_memory_does_not_do(
         ({"class_index": [*CLASSES, "Dive"]}, r"a\.npy' has the shape \(20, 4\); it must be \(steps, 5\)"),
         ({"class_index": None}, "class_index must be a list of names"),
         ({"test_session_set": "d"}, "test_session_set must be a list of names"),
-        ({"test_session_set": ["e"]}, "has no features of video 'e'"),
+        ({"test_session_set": ["e"]}, "have no features .*: 'e'"),
     ],
 )
 def test_a_data_info_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

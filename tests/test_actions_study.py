@@ -60,7 +60,7 @@ def file_of_actions(folder: Path) -> Path:
     """Eight videos of 30 steps, one annotation of which reaches beyond its video."""
     steps, videos = 30, 8
     values = np.random.default_rng(0).standard_normal((steps * videos, 4)).astype(np.float32)
-    segments = [[video, 5.0, 12.0, video % 2] for video in range(videos)] + [[0, 25.0, 40.0, 1]]
+    segments = [[video, 5.0, 12.0, video % 2] for video in range(videos)] + [[0, 25.0, 30.5, 1]]
     np.savez(
         folder / "some.npz",
         features=values,
@@ -83,7 +83,7 @@ def test_a_study_is_about_map_from_its_runs_to_its_table(tmp_path: Path, protoco
             "model": MODEL,
             "recipes": ["none", "dropkey(0.2)"],
             "seeds": 2,
-            "budget": {"epochs": 1, "batch_size": 16},
+            "budget": {"epochs": 1, "warmup_epochs": 0, "batch_size": 16},
         }
     )
     study = Study(tmp_path / "study", plan, tmp_path)

@@ -112,7 +112,10 @@ def test_a_folder_with_train_and_test_keeps_them_and_leaves_out_copies_of_test_c
     write(tmp_path / "set" / "test" / "jazz" / "new.wav", tone(3000))
     task, heard = opened(f"audio:set({SHORT})", tmp_path)
     assert [len(part) for part in parts(task)] == [6, 2, 3]
-    assert heard.notes == [f"Left out, since the test set of '{tmp_path / 'set'}' holds copies: 2 training clips."]
+    assert heard.notes == [
+        f"Left out, since the test set of '{tmp_path / 'set'}' holds copies or others of their group: 2 audio files "
+        "for training."
+    ]
 
 
 def test_the_named_fold_of_esc50_is_the_test_set_and_recordings_stay_whole(tmp_path: Path) -> None:

@@ -192,12 +192,20 @@ def test_data_prepare_says_what_was_skipped_and_what_is_there(
     folder = genres(tmp_path / "genres")
     (folder / "jazz" / "jazz.00054.wav").write_bytes(b"")
     for _ in range(2):
-        assert main(["data", "prepare", "audio:genres(seconds=1)", "--data", str(tmp_path)]) == 0
+        assert main(["data", "prepare", "audio:genres(seconds=1, broken=skip)", "--data", str(tmp_path)]) == 0
         said = capsys.readouterr()
         assert "10 training samples and 2 test samples of 4 tokens × 512 features and of 2 classes" in said.out
         assert "1 of 13 audio files" in said.out
         assert said.out.count("'jazz/jazz.00054.wav' (the file is empty)") == 1
-    words = ["train", "--task", "audio:genres(seconds=1)", "--data", str(tmp_path), "--model", "encoder(width=8)"]
+    words = [
+        "train",
+        "--task",
+        "audio:genres(seconds=1, broken=skip)",
+        "--data",
+        str(tmp_path),
+        "--model",
+        "encoder(width=8)",
+    ]
     assert main([*words, "--epochs", "1", "--json"]) == 0
     said = capsys.readouterr()
     assert "note: 1 of 13 audio files" in said.err
@@ -209,7 +217,9 @@ def test_bad_sound_ends_with_two_and_a_message(tmp_path: Path, capsys: pytest.Ca
     for file in (folder / "jazz").iterdir():
         file.write_bytes(b"")
     assert main(["data", "prepare", "audio:genres", "--data", str(tmp_path)]) == 2
-    assert "None of the files of class 'jazz' can be read" in capsys.readouterr().err
+    assert "2 of 4 audio files" in capsys.readouterr().err
+    assert main(["data", "prepare", "audio:genres(broken=skip)", "--data", str(tmp_path)]) == 2
+    assert "none of the files can be read of 1 classes: 'jazz'" in capsys.readouterr().err
 
 
 def test_the_bar_is_there_on_a_terminal_while_a_step_is_under_way_only() -> None:

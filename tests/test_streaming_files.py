@@ -15,9 +15,9 @@ import torch
 
 from attemper.lab.cli import main
 from attemper.lab.errors import DataError
+from attemper.lab.tasks import scan_files as looking
 from attemper.lab.tasks.registry import open_task, verify
 from attemper.lab.tasks.streaming import rowgroups, tars
-from attemper.lab.tasks.streaming import scan_files as looking
 from attemper.lab.tasks.streaming.source import ReadAhead
 from shards import jpeg, offline, opened, write_parquet, write_shard, write_wds
 

@@ -184,19 +184,12 @@ def test_a_bad_folder_is_named_with_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 1 class folders; there must be at least 2"):
         open_task("folder:one", tmp_path)
     make_folder(tmp_path / "empty", ["cat", "dog"], 0)
-    with pytest.raises(DataError, match=r"cat' has no image in it"):
+    with pytest.raises(DataError, match=r"2 of 2 class folders have no images in them: .*cat'; .*dog' \(looked for"):
         open_task("folder:empty", tmp_path)
     make_folder(tmp_path / "odd/train", ["cat", "dog"], 2)
     make_folder(tmp_path / "odd/test", ["cat", "fox"], 2)
-    with pytest.raises(DataError, match="different classes; only one has 'dog'"):
+    with pytest.raises(DataError, match="different classes: only 'train' has 'dog'; only 'test' has 'fox'"):
         open_task("folder:odd", tmp_path)
-
-
-def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
-    make_folder(tmp_path / "set", ["cat", "dog"], 10)
-    (tmp_path / "set/dog/3.png").write_bytes(b"not a picture")
-    with pytest.raises(DataError, match=r"3\.png' is not an image that can be read"):
-        open_task("folder:set", tmp_path).split(0, 0.5)
 
 
 # --------------------------------------------------------------------------------------------------------------- timm
@@ -228,6 +221,16 @@ def test_a_stream_that_timm_opens_is_read_to_its_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(source, "MEMORY_LIMIT", 10)
     with pytest.raises(DataError, match="is a stream and too large"):
         open_task("timm:wds/small(size=8)")
+
+
+def test_images_that_timm_cannot_read_are_all_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "train", ["cat", "dog"], 5)
+    make_folder(tmp_path / "validation", ["cat", "dog"], 2)
+    for name in ("cat/1.png", "dog/3.png"):
+        (tmp_path / "train" / name).write_bytes(b"no picture")
+    message = r"2 of 10 images of the split 'train' .* cannot be read: sample 1 \(cannot identify.*; sample 8 \("
+    with pytest.raises(DataError, match=message):
+        open_task("timm:torch/image_folder(size=8)", tmp_path)
 
 
 def test_what_timm_cannot_open_is_said(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_a_text_is_read_and_written_back() -> None:
         ("mixpu", "no augmentation 'mixpu' .* Did you mean 'mixup'"),
         ("mixup + none", "'none' stands alone"),
         ("mixup(beta=1)", "mixup has no option 'beta'"),
-        ("mixup(0)", "mixup: alpha is 0; it must be a number, at least 0.001"),
+        ("mixup(0)", "mixup: alpha is 0; it must be a number, from 0.001 to 1000"),
         ("erasing(2)", "erasing: p is 2; it must be a number, from 0 to 1"),
         ("randaugment(3.5)", "magnitude is 3.5; it must be a whole number"),
         ("resized-crop(0.1, interpolation=nearest)", "interpolation is 'nearest'; it must be bicubic or bilinear"),

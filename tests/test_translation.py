@@ -180,11 +180,13 @@ def test_an_empty_file_is_named(folder: Path) -> None:
         translation(folder)
 
 
-def test_a_line_that_is_not_utf8_is_named(folder: Path) -> None:
+def test_lines_that_are_not_utf8_are_named(folder: Path) -> None:
     (folder / "train.de").write_bytes(
         "\n".join(DE * 4).encode().replace("schläft".encode(), "schläft".encode("latin1"))
     )
-    with pytest.raises(DataError, match=r"Line 2 of '.*train\.de' is not UTF-8 \(byte 0xe4 after 13 bytes\)"):
+    with pytest.raises(
+        DataError, match=r"8 of 20 lines of '.*train\.de' are not UTF-8: line 2 \(byte 0xe4 after 13 bytes\); line"
+    ):
         translation(folder)
 
 

@@ -3,12 +3,24 @@
 import ast
 import inspect
 import re
+import typing
 from collections.abc import Callable
 from typing import Any
 
-from attemper.errors import ParameterError, suggestion
+from attemper.errors import ParameterError, first_line, quoted, suggestion
 
-CALL = re.compile(r"\s*(?P<name>[^()\s][^()]*?)\s*(?:\((?P<arguments>.*)\))?\s*", re.DOTALL)
+CALL = re.compile(r"(?P<name>[^()]+)(?:\((?P<arguments>.*)\))?", re.DOTALL)
+MOST_CHARACTERS = 2_000
+"""Of a name with its options."""
+MOST = 10**9
+"""Of a count whose option is not among these:"""
+MOST_OF = {
+    **{"size": 8_192, "patch": 8_192, "channels": 4_096, "classes": 1_000_000, "train": 10**8, "test": 10**8},
+    **{"width": 65_536, "mlp": 262_144, "depth": 1_000, "layers": 1_000, "heads": 4_096, "kernel": 1_023},
+    **{"seconds": 36_000, "bands": 4_096, "tokens": 100_000, "window": 100_000, "length": 100_000},
+    **{"bins": 10_000, "steps": 10_000, "passes": 10_000},
+}
+"""The largest counts that somebody can mean, by the name of the option; one more is a typing error."""
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -17,10 +29,12 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     >>> parse_call("timm:vit_tiny_patch16_224(img_size=32, global_pool=avg)")
     ('timm:vit_tiny_patch16_224', {'img_size': 32, 'global_pool': 'avg'})
     """
-    match = CALL.fullmatch(text)
-    if match is None:
+    if len(text) > MOST_CHARACTERS:
+        raise ParameterError(f"{quoted(text)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are read.")
+    match = CALL.fullmatch(text.strip())
+    if match is None or not match["name"].strip():
         raise ParameterError(
-            f"'{text}' cannot be read; write a name, or a name with options such as vit-cifar(depth=4)."
+            f"{quoted(text)} cannot be read; write a name, or a name with options such as vit-cifar(depth=4)."
         )
     try:
         call = ast.parse(f"f({match['arguments'] or ''})", mode="eval").body
@@ -32,11 +46,12 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
             if keyword.arg is None:
                 raise ValueError("** cannot stand here")
             options[keyword.arg] = _value(keyword.value)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # as Python's reader has them
         raise ParameterError(
-            f"The options of '{text}' cannot be read ({error}); write them as name=value, such as vit-cifar(depth=4)."
+            f"The options of {quoted(text)} cannot be read ({first_line(error)}); write them as name=value, such as "
+            "vit-cifar(depth=4)."
         ) from None
-    return match["name"], options
+    return match["name"].strip(), options
 
 
 def render_call(name: str, options: dict[str, Any]) -> str:
@@ -65,6 +80,11 @@ def check_options(
                 f"Options: {', '.join(parameters)}."
             )
         annotation = parameters[option].annotation
+        if words := _words(annotation):
+            if value not in words:
+                right = " or ".join(map(repr, words))
+                raise ParameterError(f"'{text}': {option} is {value!r}; it must be {right}.")
+            continue
         kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
         if "int" in kind:
             check_count(f"'{text}': {option}", value)
@@ -75,12 +95,25 @@ def check_options(
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise unless an option is a whole number, at least 1."""
+    """Raise unless an option is a whole number, at least 1 and at most what its name, the last word, allows."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ParameterError(f"{name} is {value!r}; it must be a whole number, at least 1.")
+    most = MOST_OF.get(name.rpartition(" ")[2], MOST)
+    if value > most:
+        raise ParameterError(f"{name} is {value}; it must be at most {most:,}.")
+
+
+def _words(annotation: Any) -> tuple[Any, ...]:
+    """The words of a Literal, alone or as `Literal[…] | None`; none: the annotation is something else."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    return tuple(word for each in typing.get_args(annotation) for word in _words(each))
 
 
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
         return {"true": True, "false": False, "none": None}.get(node.id, node.id)
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    if isinstance(value, int | float) and not abs(value) < 2**63:
+        raise ValueError("a number is larger than any that can be meant")
+    return value

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attemper.errors import ParameterError, suggestion
-from attemper.lab.call_syntax import parse_call, render_call
+from attemper.errors import ParameterError, quoted, suggestion
+from attemper.lab.call_syntax import MOST_CHARACTERS, parse_call, render_call
 from attemper.lab.tasks.crops import INTERPOLATIONS, Interpolation, random_boxes, resize_boxes
 from attemper.lab.tasks.operations import apply_operations, draw_operations
 from attemper.lab.tasks.seed_streams import derive, drawing_from
@@ -65,7 +65,7 @@ class CropFlip(Transform):
 
     def __post_init__(self) -> None:
         if self.pad is not None:
-            check("pad", self.pad, 0, whole=True)
+            check("pad", self.pad, 0, 1000, whole=True)
         check("flip", self.flip, 0, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -125,9 +125,9 @@ class RandAugment(Transform):
 
     def __post_init__(self) -> None:
         check("magnitude", self.magnitude, 0, 30, whole=True)
-        check("ops", self.ops, 1, whole=True)
+        check("ops", self.ops, 1, 100, whole=True)
         check("p", self.p, 0, 1)
-        check("spread", self.spread, 0)
+        check("spread", self.spread, 0, 1e3)
 
     def __call__(self, images: Tensor) -> Tensor:
         batch, _, height, width = images.shape
@@ -203,7 +203,7 @@ class MixUp(Transform):
     alpha: float = 0.8
 
     def __post_init__(self) -> None:
-        check("alpha", self.alpha, 1e-3)
+        check("alpha", self.alpha, 1e-3, 1e3)
 
     def __call__(self, inputs: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         from torchvision.transforms import v2
@@ -222,7 +222,7 @@ class CutMix(Transform):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check("alpha", self.alpha, 1e-3)
+        check("alpha", self.alpha, 1e-3, 1e3)
 
     def __call__(self, inputs: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
         from torchvision.transforms import v2
@@ -309,6 +309,8 @@ def parse_augmentation(text: str, kinds: Mapping[str, type[Any]] = KINDS) -> Aug
     """
     if text.strip() == "none":
         return Augmentation()
+    if len(text) > MOST_CHARACTERS:
+        raise ParameterError(f"{quoted(text)} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are read.")
     parts = [part.strip() for part in re.split(r"\+(?![^()]*\))", text)]
     transforms = tuple(_parse_one(part, text, kinds) for part in parts)
     for transform in transforms:

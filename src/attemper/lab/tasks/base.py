@@ -118,6 +118,9 @@ class ImageTask(PooledTask):
 
     shape: InputShape
 
+    def groups_of(self, source: Source) -> Tensor | None:
+        return getattr(source, "groups", None)
+
     def to_input(self, stored: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
         mean, deviation = self.statistics_on(stored.device)

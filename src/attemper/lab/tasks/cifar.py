@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from attemper.errors import MissingFileError, UnreadableError
+from attemper.files import read_bytes
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_tensors
@@ -121,11 +123,11 @@ def find_layout(name: str, family: Cifar, root: Path) -> Layout:
 def checked(file: Path, md5: str) -> bytes:
     """The bytes of a file, if they are the official ones."""
     try:
-        data = file.read_bytes()
-    except FileNotFoundError:
+        data = read_bytes(file)
+    except MissingFileError:
         raise DataError(f"'{file}' is missing; its official md5 is {md5}.") from None
-    except OSError as error:
-        raise DataError(f"'{file}' cannot be read: {error.strerror or error}.") from None
+    except UnreadableError as error:
+        raise DataError(str(error)) from None
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != md5:
         raise DataError(

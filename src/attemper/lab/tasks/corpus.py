@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import io
 import unicodedata
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from attemper.errors import UnreadableError
+from attemper.files import read_bytes
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.broken import listed
 from attemper.lab.tasks.fingerprint import of_parts
 
+MOST_BYTES = 2**31
+"""Of a file of sentences, unpacked; they are held in memory."""
 VALIDATION = ("val", "valid", "validation", "dev")
 TEST = ("test", "test_2016_flickr", "test2016")
 """Names of parts, in the order in which they are looked for; the second of each kind of test set is Multi30k's."""
@@ -117,21 +123,31 @@ def read_lines(file: Path) -> tuple[str, ...]:
         lines.pop()
     if not lines:
         raise DataError(f"'{file}' is empty.")
-    read = []
+    read, wrong = [], []
     for number, line in enumerate(lines, start=1):
         try:
             read.append(unicodedata.normalize("NFC", line.decode("utf-8").strip()))
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"Line {number:,} of '{file}' is not UTF-8 (byte 0x{line[error.start]:02x} after {error.start} bytes); "
-                "convert the file, such as by iconv -t utf-8."
-            ) from None
+            wrong.append(f"line {number:,} (byte 0x{line[error.start]:02x} after {error.start} bytes)")
+    if wrong:
+        raise DataError(
+            f"{len(wrong):,} of {len(lines):,} lines of '{file}' are not UTF-8: {listed(wrong)}. Convert the file, "
+            "such as by iconv -t utf-8."
+        )
     return tuple(read)
 
 
 def _contents(file: Path) -> bytes:
     try:
-        data = file.read_bytes()
-        return gzip.decompress(data) if file.suffix == ".gz" else data
+        data = read_bytes(file, most=MOST_BYTES)
+        if file.suffix != ".gz":
+            return data
+        with gzip.open(io.BytesIO(data)) as packed:
+            text = packed.read(MOST_BYTES + 1)
+    except UnreadableError as error:
+        raise DataError(str(error)) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"'{file}' cannot be read: {error}.") from None
+    if len(text) > MOST_BYTES:
+        raise DataError(f"'{file}' holds more than {MOST_BYTES:,} bytes of text, which is the most that is read.")
+    return text

@@ -9,7 +9,7 @@ def of_parts(*parts: str | bytes) -> str:
     """The hash of some texts and bytes, in order."""
     whole = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part  # names may be any bytes
         whole.update(f"{len(data)}:".encode())
         whole.update(data)
     return whole.hexdigest()[:20]

@@ -16,7 +16,9 @@ from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.source import channel_statistics
 
 DIFFERENT = 256
-"""So many different images there are; the rest repeat them."""
+"""So many different images there are, fewer where they are large; the rest repeat them."""
+MOST_BYTES = 2**28
+"""Of the different images."""
 
 
 def open_noise(
@@ -25,7 +27,8 @@ def open_noise(
     """Noise of the size of ImageNet, by default. Nothing can be learnt from it."""
     for option, value in {"size": size, "channels": channels, "classes": classes, "train": train, "test": test}.items():
         check(option, value, 1, whole=True)
-    pool = torch.randint(256, (DIFFERENT, channels, size, size), generator=generator(0, "noise"), dtype=torch.uint8)
+    different = max(1, min(DIFFERENT, MOST_BYTES // (channels * size**2)))
+    pool = torch.randint(256, (different, channels, size, size), generator=generator(0, "noise"), dtype=torch.uint8)
     return ImageTask(
         name=name,
         shape=InputShape(channels=channels, height=size, width=size, classes=classes),

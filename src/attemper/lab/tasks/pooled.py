@@ -37,6 +37,8 @@ class PooledTask(Classification):
     train: int | None = None
     test_images: int | None = None
     primary: str = "accuracy"
+    notes: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+    """What a reader of a result should know of the data, such as what was left out, in sentences."""
 
     @cached_property
     def _training(self) -> Source:
@@ -78,9 +80,9 @@ class PooledTask(Classification):
 
     def _check_every_class_has(self, source: Source, least: int, part: str, why: str) -> None:
         targets, groups, kind = source.targets.cpu(), self.groups_of(source), self.samples
-        if groups is not None:  # what cannot be separated counts once
-            first = {group: index for index, group in reversed(list(enumerate(groups.tolist())))}
-            targets, kind = targets[list(first.values())], f"different {self.samples}"
+        if groups is not None:  # what cannot be separated counts once for each of its classes
+            targets = torch.stack([targets, groups.cpu()], 1).unique(dim=0)[:, 0]
+            kind = f"different {self.samples}"
         counts = torch.bincount(targets, minlength=self.shape.classes)
         if int(counts.min()) < least:
             poorest = int(counts.argmin())

@@ -12,14 +12,20 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks import cifar
 from attemper.lab.tasks.actions.opening import open_actions
 from attemper.lab.tasks.actions.planted import open_planted
+from attemper.lab.tasks.audio.listing import SOUNDS
 from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
 from attemper.lab.tasks.audio.tones import open_tones
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
+from attemper.lab.tasks.idx import open_idx
+from attemper.lab.tasks.image_files import IMAGES
+from attemper.lab.tasks.listing import describe, list_folder
 from attemper.lab.tasks.noise import open_noise
 from attemper.lab.tasks.notifications import collecting
 from attemper.lab.tasks.numerals import open_numerals
+from attemper.lab.tasks.sequences import open_sequences
+from attemper.lab.tasks.source import found_under
 from attemper.lab.tasks.streaming.hf import open_hf
 from attemper.lab.tasks.streaming.wds import open_wds
 from attemper.lab.tasks.timm_data import open_timm
@@ -33,11 +39,13 @@ TASKS = {
     "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
     "cifar100": "CIFAR-100, official binary or Python files under the data root",
-    "folder:PATH": "any folder with one subfolder of images per class",
+    "folder:PATH": "any folder of images, with one subfolder per class or with classes in their names",
+    "idx:PATH": "a folder with the idx files of MNIST, Fashion-MNIST and their relatives, packed by gzip or not",
     "tones": "made-up tones in noise: six classes of sound, no files needed",
-    "audio:PATH": "any folder with one subfolder of audio files per class, such as GTZAN's genres",
+    "audio:PATH": "any folder of audio files, with one subfolder per class, as GTZAN's, or with classes in their names",
     "esc50:PATH": "ESC-50 with its CSV; one of its five folds is the test set",
     "mel:FILE": "ready log-mel spectrograms in an .npz file",
+    "sequences:PATH": "windows of measurements with one class each, such as of an accelerometer: .npz or .npy files",
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
     "noise": "random images in any number and size, by which plans are measured; no files needed",
@@ -48,7 +56,17 @@ TASKS = {
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
 
-AUDIO: dict[str, Callable[..., Task]] = {"audio": open_audio, "esc50": open_esc50, "mel": open_mel}
+FILES: dict[str, Callable[..., Task]] = {
+    "folder": open_folder,
+    "idx": open_idx,
+    "audio": open_audio,
+    "esc50": open_esc50,
+    "mel": open_mel,
+    "sequences": open_sequences,
+    "actions": open_actions,
+}
+LISTED = {"folder": IMAGES, "audio": SOUNDS}
+"""Tasks whose files have a class by their folder or their name."""
 STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
 
@@ -91,16 +109,12 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_noise, label)
     if name in cifar.CIFAR:
         return functools.partial(cifar.open_cifar, label, cifar.CIFAR[name], root)
-    if kind == "folder" and rest:
-        return functools.partial(open_folder, label, rest, root)
     if name == "tones":
         return functools.partial(open_tones, label)
-    if kind in AUDIO and rest:
-        return functools.partial(AUDIO[kind], label, rest, root)
+    if kind in FILES and rest:
+        return functools.partial(FILES[kind], label, rest, root)
     if name == "planted":
         return functools.partial(open_planted, label)
-    if kind == "actions" and rest:
-        return functools.partial(open_actions, label, rest, root)
     if kind == "timm" and rest:
         return functools.partial(open_timm, label, rest, root)
     if kind in STREAMS and rest:
@@ -127,6 +141,19 @@ def verify(text: str, root: Path | None = None) -> list[str]:
         f"of {task.shape}",
         *dict.fromkeys((*told, *getattr(task, "notes", ()))),
     ]
+
+
+def preview(text: str, root: Path | None = None) -> list[str]:
+    """What the names of a task's files say: classes, how many files each has, groups. No file is opened."""
+    name, options = parse_call(text)
+    kind, _, path = name.partition(":")
+    if kind not in LISTED or not path:
+        raise ParameterError(f"'{text}' cannot be previewed; {' and '.join(f'{each}:PATH' for each in LISTED)} can.")
+    where = data_root(root)
+    check_options(text, _opener(name, text, where), options)
+    listing = list_folder(found_under(where, path), LISTED[kind], options.get("label"), options.get("broken", "refuse"))
+    lines = describe(listing, LISTED[kind])
+    return [f"{text}: {lines[0]}", *lines[1:]]
 
 
 def prepare(text: str, root: Path | None = None) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.sample_files import open_image
 
 MEMORY_LIMIT = 2 * 1024**3
 """Bytes of images above which a data set is read from disk in batches instead of being held in memory."""
@@ -58,15 +59,17 @@ class MemorySource:
     images: Tensor
     targets: Tensor
     in_memory: bool = dataclasses.field(default=True, init=False)
+    groups: Tensor | None = None
+    """Images that must not be separated have the same number, int64 (N); None: every image is alone."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def take(self, indices: Tensor) -> MemorySource:
-        return MemorySource(self.images[indices], self.targets[indices])
+        return MemorySource(self.images[indices], self.targets[indices], groups=chosen(self.groups, indices))
 
     def to(self, device: torch.device) -> MemorySource:
-        return MemorySource(self.images.to(device), self.targets.to(device))
+        return MemorySource(self.images.to(device), self.targets.to(device), groups=self.groups)
 
     def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         for indices in order.to(self.targets.device).split(batch_size):
@@ -74,6 +77,11 @@ class MemorySource:
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         return channel_statistics(self.images)
+
+
+def chosen(groups: Tensor | None, indices: Tensor) -> Tensor | None:
+    """The groups of some samples; None: there are none."""
+    return None if groups is None else groups[indices.to(groups.device)]
 
 
 def start_method(workers: int) -> str | None:
@@ -99,6 +107,7 @@ class LazySource:
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     workers: int = dataclasses.field(default_factory=lambda: max(0, min(8, (os.cpu_count() or 1) - 1)))
     in_memory: bool = dataclasses.field(default=False, init=False)
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.indices is None:
@@ -109,7 +118,9 @@ class LazySource:
 
     def take(self, indices: Tensor) -> Self:
         assert self.indices is not None
-        return dataclasses.replace(self, targets=self.targets[indices], indices=self.indices[indices])
+        return dataclasses.replace(
+            self, targets=self.targets[indices], indices=self.indices[indices], groups=chosen(self.groups, indices)
+        )
 
     def to(self, device: torch.device) -> Self:
         return dataclasses.replace(self, device=device)
@@ -166,13 +177,23 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), torch.where(deviation > 1e-6, deviation, 1.0).float()
 
 
-def decode(file: Path | Any, size: int) -> Tensor:
-    """An image file, or an open image, as uint8 (3, size, size): the middle square of it, resized."""
+def decode(file: Path | Any, size: int, *, turn: bool = False) -> Tensor:
+    """An image file, or an open image, as uint8 (3, size, size): the middle square of it, resized.
+
+    A file that is no image is an `UnreadableError` that says why.
+
+    turn: upright, as its EXIF data say. Published figures on test sets are without.
+    """
     from PIL import Image, ImageOps
     from torchvision.transforms.v2.functional import pil_to_tensor
 
-    image = file if isinstance(file, Image.Image) else Image.open(file)
-    fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    from attemper.lab.tasks.image_files import as_rgb, upright
+
+    def prepare(image: Any) -> Any:
+        return as_rgb(upright(image) if turn else image)
+
+    image = prepare(file) if isinstance(file, Image.Image) else open_image(file, prepare)
+    fitted = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     pixels: Tensor = pil_to_tensor(fitted)
     return pixels
 

@@ -1,5 +1,7 @@
 """Stratified splits that are a function of a seed."""
 
+from collections.abc import Hashable, Iterable
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,35 @@ from attemper.lab.tasks.seed_streams import generator
 
 FIXED = 0
 """The seed of what is the same in every run: the part of a data set that is held out for test, or kept at all."""
+
+TEST_SHARE = 0.2
+"""How much of a set without a test part is held out as one, always the same samples."""
+
+
+def hold_out(targets: Tensor, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Indices of the samples for training and of a fixed, stratified fifth for test, groups on one side."""
+    return divide(targets, round(len(targets) * TEST_SHARE), FIXED, groups)
+
+
+def joined(count: int, *marks: Iterable[Hashable]) -> Tensor:
+    """Numbers of groups, int64 (N): samples with an equal mark of any kind are in one group.
+
+    >>> joined(4, ["a", "b", "a", "c"], [1, 2, 3, 3]).tolist()
+    [0, 1, 0, 0]
+    """
+    leader = list(range(count))
+
+    def find(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = index = leader[leader[index]]
+        return index
+
+    for kind in marks:
+        first: dict[Hashable, int] = {}
+        for index, mark in enumerate(kind):
+            one, other = find(first.setdefault(mark, index)), find(index)
+            leader[max(one, other)] = min(one, other)
+    return torch.tensor([find(index) for index in range(count)])
 
 
 def divide(targets: Tensor, held: int, seed: int, groups: Tensor | None = None) -> tuple[Tensor, Tensor]:

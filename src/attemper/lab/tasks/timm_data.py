@@ -1,7 +1,8 @@
 """Data sets that timm opens: torchvision's, Hugging Face's, WebDataset's, TensorFlow's."""
 
 import dataclasses
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.base import ImageTask, InputShape
+from attemper.lab.tasks.broken import listed, reason_of
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.source import LazySource, MemorySource, Source
 
@@ -89,7 +91,13 @@ class TimmSplit:
         return of_tensors(self.source.targets)
 
     def load(self, index: int) -> Tensor:
-        return source.decode(self.dataset[index][0], self.size)
+        try:
+            return source.decode(self.dataset[index][0], self.size)
+        except Exception as error:  # whatever the library behind the name raises
+            raise DataError(
+                f"Sample {index} of the split '{self.split}' of '{self.name}' is not an image that can be read: "
+                f"{reason_of(error)}."
+            ) from error
 
     def _read(self, images: bool) -> tuple[Tensor, Tensor]:
         streamed = isinstance(self.dataset, torch.utils.data.IterableDataset)
@@ -98,12 +106,28 @@ class TimmSplit:
                 f"'{self.name}' is a stream and too large to be held in memory at size {self.size}; open it with "
                 "wds: or hf:, or choose a smaller size."
             )
-        samples = self.dataset if streamed else (self.dataset[index] for index in range(len(self.dataset)))
-        pixels, targets = [], []
-        for image, target in samples:
-            if images:
-                pixels.append(source.decode(image, self.size))
-            targets.append(int(target))
+        pixels: list[Tensor] = []
+        targets: list[int] = []
+        problems: list[str] = []
+        for index, sample in enumerate(self._samples(streamed)):
+            try:
+                image, target = sample()
+                if images:
+                    pixels.append(source.decode(image, self.size))
+                targets.append(int(target))
+            except Exception as error:  # whatever the library behind the name raises
+                problems.append(f"sample {index} ({reason_of(error)})")
+        if problems:
+            raise DataError(
+                f"{len(problems):,} of {len(targets) + len(problems):,} images of the split '{self.split}' of "
+                f"'{self.name}' cannot be read: {listed(problems)}."
+            )
         if not targets:
             raise DataError(f"The split '{self.split}' of '{self.name}' is empty.")
         return torch.stack(pixels) if images else torch.empty(0), torch.tensor(targets)
+
+    def _samples(self, streamed: bool) -> Iterator[Callable[[], tuple[Any, Any]]]:
+        """What gives each sample, so that one that cannot be read is an error of its own."""
+        if streamed:
+            return (partial(tuple, sample) for sample in self.dataset)
+        return (partial(self.dataset.__getitem__, index) for index in range(len(self.dataset)))

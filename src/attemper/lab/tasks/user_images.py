@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.sample_files import files_below
 from attemper.lab.tasks.source import decode
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -43,16 +45,16 @@ def read_images(folder: Path, size: int, most: int) -> Images:
     """
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; --images wants one with image files in it.")
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    files = files_below(folder, ENDINGS)
     if not files:
         raise DataError(f"'{folder}' has no image in it (looked for {', '.join(ENDINGS)}).")
     pixels, names, skipped = [], [], []
     for file in files:
         name = file.relative_to(folder).as_posix()
         try:
-            pixels.append(decode(file, size))
+            pixels.append(decode(file, size, turn=True))
             names.append(name)
-        except (OSError, ValueError, SyntaxError, EOFError):  # what Pillow raises depends on the format
+        except UnreadableError:
             skipped.append(name)
         if len(pixels) == most:
             break

@@ -7,8 +7,13 @@ from typing import Any, Literal, TypeGuard
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Video
+from attemper.lab.tasks.broken import Problems
 
 Part = Literal["train", "test"]
+Annotation = tuple[float, float, str, int | None]
+"""Start and end in seconds, the class, and the id of the class."""
+MOST = 1e12
+"""Of any number of seconds or frames."""
 TRAINING, VALIDATION, TEST = ("train", "training"), ("val", "validation"), ("test", "testing")
 
 
@@ -32,33 +37,40 @@ class Timing:
 
 
 def read_database(
-    file: Path, database: dict[str, Any], inputs: Inputs, timing: Timing
-) -> tuple[list[Video], tuple[str, ...], tuple[str, ...]]:
-    """Videos, classes and notes.
+    file: Path, database: dict[str, Any], inputs: Inputs, timing: Timing, problems: Problems
+) -> tuple[list[Video], tuple[str, ...], Annotator]:
+    """Videos, classes, and what the annotations came to.
 
     database: video → {"subset", "duration", "fps", "annotations": [{"segment": [start, end], "label", "label_id"}]},
         times in seconds.
+    problems: collects the videos whose entries or files do not fit.
     """
-    parts = _parts(file, database)
-    actions = _actions(file, [(video, database[video]) for video, part in parts.items() if part == "train"])
+    parts = _parts(file, database, problems)
+    rows = {}
+    unread = Problems()
+    for video in list(parts):
+        with problems.collect(video):
+            rows[video] = _annotations(file, video, database[video], unread)
+    actions = _actions(file, {video: rows[video] for video, part in parts.items() if part == "train" and video in rows})
     annotate = Annotator(actions, file)
+    annotate.problems = unread
     videos = []
-    for name, part in parts.items():
-        found = inputs.of(name)
-        if found is None:
-            continue
-        features, steps = found
-        entry = database[name]
-        rate, zero = timing.clock(file, name, entry, steps)
-        segments = [
-            (zero + start * rate, zero + end * rate, label) for start, end, label, _ in _annotations(file, name, entry)
-        ]
-        until = zero + _number(file, name, entry, "duration") * rate if "duration" in entry else float(steps)
-        videos.append(Video(name, part, features, *annotate(name, steps, segments, (zero, until))))
-    return videos, (BACKGROUND, *actions), annotate.notes
+    for name, annotations in rows.items():
+        with problems.collect(name):
+            found = inputs.of(name)
+            if found is None:
+                continue
+            features, steps = found
+            entry = database[name]
+            rate, zero = timing.clock(file, name, entry, steps)
+            segments = [(zero + start * rate, zero + end * rate, label) for start, end, label, _ in annotations]
+            until = zero + _number(file, name, entry, "duration") * rate if "duration" in entry else float(steps)
+            videos.append(Video(name, parts[name], features, *annotate(name, steps, segments, (zero, until))))
+    problems.total = len(database)
+    return videos, (BACKGROUND, *actions), annotate
 
 
-def _parts(file: Path, database: dict[str, Any]) -> dict[str, Part]:
+def _parts(file: Path, database: dict[str, Any], problems: Problems) -> dict[str, Part]:
     """Which videos are for training and which for test.
 
     THUMOS14 trains on its validation set, since its training set has other videos; ActivityNet tests on it, since its
@@ -66,23 +78,24 @@ def _parts(file: Path, database: dict[str, Any]) -> dict[str, Part]:
     """
     subsets = {}
     for video, entry in database.items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("subset"), str):
-            raise DataError(f"'{file}': video '{video}' has no subset such as 'Validation' or 'Test'.")
-        subsets[video] = entry["subset"].lower()
-        if subsets[video] not in (*TRAINING, *VALIDATION, *TEST):
-            raise DataError(
-                f"'{file}': video '{video}' has the subset '{entry['subset']}'; it must be Training, Validation or "
-                "Test."
-            )
+        with problems.collect(video):
+            subset = entry.get("subset") if isinstance(entry, dict) else None
+            if not isinstance(subset, str):
+                raise DataError(f"'{file}': video '{video}' has no subset such as 'Validation' or 'Test'.")
+            if subset.lower() not in (*TRAINING, *VALIDATION, *TEST):
+                raise DataError(
+                    f"'{file}': video '{video}' has the subset '{subset}'; it must be Training, Validation or Test."
+                )
+            subsets[video] = subset.lower()
     tested = TEST if any(subset in TEST for subset in subsets.values()) else VALIDATION
     return {video: "test" if subset in tested else "train" for video, subset in subsets.items()}
 
 
-def _actions(file: Path, entries: list[tuple[str, dict[str, Any]]]) -> list[str]:
+def _actions(file: Path, rows: dict[str, list[Annotation]]) -> list[str]:
     """The actions of the training videos, in the order of their ids where they have any, else by name."""
     ids: dict[str, int | None] = {}
-    for video, entry in entries:
-        for _, _, label, number in _annotations(file, video, entry):
+    for video, annotations in rows.items():
+        for _, _, label, number in annotations:
             if ids.setdefault(label, number) != number:
                 raise DataError(
                     f"'{file}': the class '{label}' has the label_id {ids[label]}, and in video '{video}' {number}."
@@ -94,21 +107,23 @@ def _actions(file: Path, entries: list[tuple[str, dict[str, Any]]]) -> list[str]
     return sorted(ids, key=lambda label: (-1 if ids[label] is None else ids[label], label))
 
 
-def _annotations(file: Path, video: str, entry: dict[str, Any]) -> list[tuple[float, float, str, int | None]]:
-    """Start, end, class and the id of the class, of every annotation of a video."""
+def _annotations(file: Path, video: str, entry: dict[str, Any], unread: Problems) -> list[Annotation]:
+    """Every annotation of a video. unread: collects those that say nothing."""
     given = entry.get("annotations") or []
     if not isinstance(given, list):
         raise DataError(f"'{file}': the annotations of video '{video}' must be a list.")
     found = []
-    for one in given:
+    for place, one in enumerate(given):
         segment = one.get("segment") if isinstance(one, dict) else None
         label = one.get("label") if isinstance(one, dict) else None
         if not isinstance(segment, list) or len(segment) != 2 or not all(_is_number(time) for time in segment):
-            raise DataError(f"'{file}': video '{video}' has {one!r}; an annotation needs a segment of start and end.")
-        if not isinstance(label, str):
-            raise DataError(f"'{file}': video '{video}' has {one!r}; an annotation needs a label.")
-        number = one.get("label_id")
-        found.append((float(segment[0]), float(segment[1]), label, number if isinstance(number, int) else None))
+            unread.found[f"{video}, number {place}"] = "it needs a segment of start and end"
+        elif not isinstance(label, str):
+            unread.found[f"{video}, number {place}"] = "it needs a label"
+        else:
+            number = one.get("label_id")
+            found.append((float(segment[0]), float(segment[1]), label, number if isinstance(number, int) else None))
+    unread.total += len(given) - len(found)
     return found
 
 
@@ -120,4 +135,4 @@ def _number(file: Path, video: str, entry: dict[str, Any], key: str) -> float:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST

@@ -1,14 +1,16 @@
 """Reading arrays and JSON, with messages that name the file."""
 
+import contextlib
 import dataclasses
 import functools
-import json
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from attemper.errors import UnreadableError, first_line
+from attemper.files import read_json_object
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.videos import Array
 
@@ -62,7 +64,8 @@ def _open(file: Path) -> Array:
     """An array to take windows of: a view of an .npy file; an .npz file is held until another video is read."""
     if file.suffix != ".npz":
         return load_array(file)
-    about = file.stat()
+    with reading(file, "an array"):
+        about = file.stat()
     return _held(file, about.st_mtime_ns, about.st_size)
 
 
@@ -71,9 +74,25 @@ def _held(file: Path, changed: int, size: int) -> Array:
     return load_array(file)
 
 
+@contextlib.contextmanager
+def reading(file: Path, what: str) -> Iterator[None]:
+    """Context manager: whatever goes wrong inside it with a file of arrays is a `DataError` that names the file.
+
+    what: such as 'an array'.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"'{file}' is not there.") from None
+    except Exception as error:  # numpy, zipfile and zlib have many ways to say that a file is damaged
+        raise DataError(f"'{file}' is not {what} that can be read: {first_line(error)}") from None
+
+
 def load_array(file: Path) -> Array:
     """An array: a view of an .npy file, or what an .npz file holds under 'features' or as its only array."""
-    try:
+    with reading(file, "an array"):
         if file.suffix == ".npy":
             values: Array = np.load(file, mmap_mode="r", allow_pickle=False)
             return values
@@ -83,18 +102,12 @@ def load_array(file: Path) -> Array:
                 raise DataError(f"'{file}' holds {', '.join(names) or 'nothing'}; it needs an array named 'features'.")
             found: Array = inside["features" if "features" in names else names[0]]
             return found
-    except FileNotFoundError:
-        raise DataError(f"'{file}' is not there.") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"'{file}' is not an array that can be read: {error}") from None
 
 
 def open_npz(file: Path) -> Any:
     """An .npz file, closed by `with`."""
-    try:
+    with reading(file, "an .npz file"):
         opened = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"'{file}' is not an .npz file that can be read: {error}") from None
     if not isinstance(opened, np.lib.npyio.NpzFile):
         raise DataError(f"'{file}' is a single array; an .npz file of several is needed.")
     return opened
@@ -103,9 +116,6 @@ def open_npz(file: Path) -> Any:
 def load_json(file: Path) -> dict[str, Any]:
     """A JSON file whose outermost value is an object."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"'{file}' is not a JSON file that can be read: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"'{file}' holds a JSON {type(found).__name__}; it must be an object, {{…}}.")
-    return found
+        return read_json_object(file)
+    except UnreadableError as error:
+        raise DataError(str(error)) from None

@@ -14,6 +14,7 @@ from attemper.lab.tasks.actions.arrays import load_json
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.sessions import TARGETS, info_of, read_sessions
 from attemper.lab.tasks.actions.videos import Videos
+from attemper.lab.tasks.broken import Broken, Problems, settle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class FolderOptions:
     targets: the folder of per-step targets, in the layout of OadTR.
     feat_stride, num_frames: see `Timing`, in the layout of ActionFormer.
     skip_missing: leave out videos without features, with a count, instead of refusing.
+    broken: what becomes of videos and segments that do not fit: refuse, or skip.
     """
 
     features: str | None = None
@@ -33,6 +35,7 @@ class FolderOptions:
     feat_stride: int | None = None
     num_frames: int | None = None
     skip_missing: bool = False
+    broken: Broken = "refuse"
 
 
 def read_folder(folder: Path, options: FolderOptions) -> Videos:
@@ -41,21 +44,24 @@ def read_folder(folder: Path, options: FolderOptions) -> Videos:
     content = load_json(file)
     targets = folder / (options.targets or TARGETS)
     inputs = Inputs(folder, options.features, beside=(targets.name, "annotations"), skip_missing=options.skip_missing)
-    notes: tuple[str, ...] = ()
+    problems, annotate = Problems(), None
     if isinstance(content.get("database"), dict):
         _refuse(file, "ActionFormer", targets=options.targets)
         timing = Timing(options.feat_stride, options.num_frames)
-        videos, classes, notes = read_database(file, content["database"], inputs, timing)
+        videos, classes, annotate = read_database(file, content["database"], inputs, timing, problems)
     elif (info := info_of(content, folder.name)) is not None:
         _refuse(file, "OadTR", feat_stride=options.feat_stride, num_frames=options.num_frames)
-        videos, classes = read_sessions(file, info, targets, inputs)
+        videos, classes = read_sessions(file, info, targets, inputs, problems)
     else:
         raise DataError(
             f"'{file}' has neither a 'database' of videos, as ActionFormer's, nor a 'train_session_set', as OadTR's."
         )
+    notes = settle(problems.found, problems.total, f"videos of '{file}'", options.broken, verb="cannot be used")
+    notes += [] if annotate is None else annotate.settle(options.broken)
+    notes += inputs.settle()
     if inputs.width is None:
         raise DataError(f"'{folder}' has features of none of the videos that '{file}' names.")
-    return Videos(tuple(videos), classes, inputs.width, inputs.dtype, notes=(*notes, *inputs.notes))
+    return Videos(tuple(videos), classes, inputs.width, inputs.dtype, notes=tuple(notes))
 
 
 def _refuse(file: Path, layout: str, **options: Any) -> None:

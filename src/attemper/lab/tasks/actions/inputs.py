@@ -1,5 +1,6 @@
 """The feature files of a folder's videos."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import FeatureFiles
+from attemper.lab.tasks.broken import listed, shown
 
 ENDINGS = (".npy", ".npz")
 
@@ -25,44 +27,48 @@ class Inputs:
         self.folders = self._named(folder, named) if named is not None else self._found(folder, beside)
         self.skip_missing = skip_missing
         self.missing: list[str] = []
+        self.looked = 0
         self.width: int | None = None
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self._first: Path | None = None
 
     def of(self, video: str) -> tuple[FeatureFiles, int] | None:
-        """The features of a video and the number of its steps; None: there are none, and that is allowed."""
+        """The features of a video and the number of its steps; None: there are none."""
         files = [self._file(folder, video) for folder in self.folders]
+        self.looked += 1
         if None in files:
             self.missing.append(video)
-            if self.skip_missing:
-                return None
-            lacking = self.folders[files.index(None)]
-            raise DataError(
-                f"'{lacking}' has no features of video '{video}' (looked for {' and '.join(ENDINGS)}). With "
-                "skip_missing=true, videos without features are left out."
-            )
+            return None
         found = FeatureFiles(tuple(file for file in files if file is not None))
         steps, width, dtype = found.check()
         if self.width is None:
-            self.width, self.dtype, self._first = width, dtype, found.files[0]
-        self.dtype = np.result_type(self.dtype, dtype)
+            self.width, self._first = width, found.files[0]
+            self.dtype = dtype
         if width != self.width:
             raise DataError(
                 f"'{found.files[0]}' has features of width {width}, and '{self._first}' of width {self.width}; all "
                 "videos must have the same."
             )
+        self.dtype = np.result_type(self.dtype, dtype)
         return found, steps
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was left out, in words."""
+    def settle(self) -> tuple[str, ...]:
+        """What was left out, in words; raise if videos lack features, unless that was allowed."""
         if not self.missing:
             return ()
-        return (f"{len(self.missing):,} videos have no features and are left out, '{self.missing[0]}' for one.",)
+        named = listed(f"'{shown(video)}'" for video in self.missing)
+        about = f"{len(self.missing):,} of {self.looked:,} videos have no features"
+        if self.skip_missing:
+            return (f"{about} and are left out: {named}.",)
+        folders = " or ".join(f"'{folder}'" for folder in self.folders)
+        raise DataError(
+            f"{about} in {folders} (looked for {' and '.join(ENDINGS)}): {named}. With skip_missing=true, they are "
+            "left out."
+        )
 
     @staticmethod
     def _file(folder: Path, video: str) -> Path | None:
-        return next((file for ending in ENDINGS if (file := folder / f"{video}{ending}").is_file()), None)
+        return next((file for ending in ENDINGS if os.path.isfile(file := folder / f"{video}{ending}")), None)
 
     @staticmethod
     def _named(folder: Path, named: str) -> list[Path]:

@@ -6,20 +6,22 @@ from typing import Literal
 import numpy as np
 
 from attemper.lab.errors import DataError
-from attemper.lab.tasks.actions.arrays import InMemory, open_npz
+from attemper.lab.tasks.actions.arrays import InMemory, open_npz, reading
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Annotator, Array, Video, Videos
+from attemper.lab.tasks.broken import Broken
 
 NEEDED = ("features", "offsets", "names", "split", "seconds_per_step", "segments", "classes")
 
 
-def read_npz(file: Path) -> Videos:
+def read_npz(file: Path, broken: Broken = "refuse") -> Videos:
     """The videos of a file with the arrays of `NEEDED`, and with `scale` where features are stored as small integers.
 
     features: (steps of all videos, width). offsets: (videos + 1), where each video begins. names, split: of every
     video, the latter 'train' or 'test'. segments: (segments, 4), each the number of its video, start and end in
     seconds, and the number of its class.
+    broken: what becomes of segments that do not fit.
     """
-    with open_npz(file) as inside:
+    with reading(file, "an .npz file"), open_npz(file) as inside:
         missing = [name for name in NEEDED if name not in inside]
         if missing:
             raise DataError(f"'{file}' has no array '{missing[0]}'; it needs {', '.join(NEEDED)}.")
@@ -27,14 +29,22 @@ def read_npz(file: Path) -> Videos:
         names, split, classes = (_words(inside[name]) for name in ("names", "split", "classes"))
         seconds = float(inside["seconds_per_step"])
         scale = inside["scale"].astype(np.float32) if "scale" in inside else None
-    _check(file, features, offsets, segments, names, split, scale, seconds)
+        _check(file, features, offsets, segments, names, split, scale, seconds)
     actions = [name for name in classes if name not in (BACKGROUND, AMBIGUOUS)]
     annotate = Annotator(actions, file)
     videos = []
     for index, name in enumerate(names):
         begin, end = int(offsets[index]), int(offsets[index + 1])
         mine = segments[segments[:, 0] == index].astype(np.float64)
-        given = [(start / seconds, end / seconds, _class(file, name, label, classes)) for _, start, end, label in mine]
+        given = []
+        for _, first, last, label in mine:
+            if (known := _class(label, classes)) is None:
+                segment = f"{name}, step {first / seconds:g} to {last / seconds:g}"
+                about = f"its class is {label:g}; there are {len(classes)} classes, counted from 0"
+                annotate.problems.found[segment] = about
+                annotate.problems.total += 1
+            else:
+                given.append((first / seconds, last / seconds, known))
         part: Literal["train", "test"] = "train" if split[index] == "train" else "test"
         values = InMemory(features[begin:end])
         videos.append(Video(name, part, values, *annotate(name, end - begin, given)))
@@ -44,7 +54,7 @@ def read_npz(file: Path) -> Videos:
         width=features.shape[1],
         dtype=features.dtype,
         scale=scale,
-        notes=annotate.notes,
+        notes=annotate.settle(broken),
     )
 
 
@@ -52,13 +62,9 @@ def _words(array: Array) -> list[str]:
     return [value.decode() if isinstance(value, bytes) else str(value) for value in array.tolist()]
 
 
-def _class(file: Path, video: str, number: float, classes: list[str]) -> str:
-    if number != int(number) or not 0 <= number < len(classes):
-        raise DataError(
-            f"'{file}': video '{video}' has a segment of the class {number:g}; there are {len(classes)} classes, "
-            "counted from 0."
-        )
-    return classes[int(number)]
+def _class(number: float, classes: list[str]) -> str | None:
+    """The name of a class; None: there is none of this number."""
+    return classes[int(number)] if 0 <= number < len(classes) and number == int(number) else None
 
 
 def _check(
@@ -73,8 +79,8 @@ def _check(
 ) -> None:
     """Raise unless the arrays fit together."""
     wrong = None
-    if features.ndim != 2:
-        wrong = f"features of the shape {features.shape}; they must be (steps, width)"
+    if features.ndim != 2 or features.dtype.kind not in "fiu":
+        wrong = f"features of {features.dtype} and the shape {features.shape}; they must be numbers (steps, width)"
     elif len(offsets) != len(names) + 1 or len(split) != len(names):
         wrong = f"{len(names)} names, {len(split)} entries in split and {len(offsets)} offsets, which needs one more"
     elif offsets[0] != 0 or offsets[-1] != len(features) or (np.diff(offsets) < 1).any():
@@ -83,6 +89,8 @@ def _check(
         wrong = f"'{(set(split) - {'train', 'test'}).pop()}' in split; it must be 'train' or 'test'"
     elif segments.ndim != 2 or segments.shape[1] != 4:
         wrong = f"segments of the shape {segments.shape}; they must be (segments, 4)"
+    elif segments.dtype.kind not in "fiu" or not np.isfinite(segments).all():
+        wrong = "segments that are not all finite numbers"
     elif len(segments) and not ((segments[:, 0] >= 0) & (segments[:, 0] < len(names))).all():
         wrong = f"segments of videos that are not there; there are {len(names)}, counted from 0"
     elif scale is not None and scale.shape != (features.shape[1],):

@@ -13,6 +13,7 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks.actions.arrays import load_array
 from attemper.lab.tasks.actions.inputs import Inputs
 from attemper.lab.tasks.actions.videos import AMBIGUOUS, BACKGROUND, Array, Video, of_runs
+from attemper.lab.tasks.broken import Problems
 
 TARGETS = "target_perframe"
 SETS: tuple[tuple[Literal["train", "test"], str], ...] = (("train", "train_session_set"), ("test", "test_session_set"))
@@ -29,9 +30,11 @@ def info_of(content: dict[str, Any], folder: str) -> dict[str, Any] | None:
 
 
 def read_sessions(
-    file: Path, info: dict[str, Any], targets: Path, inputs: Inputs
+    file: Path, info: dict[str, Any], targets: Path, inputs: Inputs, problems: Problems
 ) -> tuple[list[Video], tuple[str, ...]]:
     """Videos and classes.
+
+    problems: collects the videos whose files do not fit.
 
     info: with 'train_session_set' and 'test_session_set', lists of names, and 'class_index', the names of the targets'
         columns, 'Background' among them and perhaps 'Ambiguous'.
@@ -44,15 +47,17 @@ def read_sessions(
     videos = []
     for part, key in SETS:
         for name in _names(file, info, key):
-            found = inputs.of(name)
-            if found is None:
-                continue
-            features, steps = found
-            given = _targets(targets / f"{name}.npy", steps, columns, file)
-            labels = np.concatenate([np.zeros((steps, 1), bool), given[:, [columns.index(a) for a in actions]]], axis=1)
-            labels[:, 0] = ~labels.any(1)
-            ambiguous = given[:, columns.index(AMBIGUOUS)] if AMBIGUOUS in columns else np.zeros(steps, bool)
-            videos.append(Video(name, part, features, labels, ambiguous, of_runs(labels)))
+            with problems.collect(name):
+                found = inputs.of(name)
+                if found is None:
+                    continue
+                features, steps = found
+                given = _targets(targets / f"{name}.npy", steps, columns, file)
+                chosen = given[:, [columns.index(action) for action in actions]]
+                labels = np.concatenate([np.zeros((steps, 1), bool), chosen], axis=1)
+                labels[:, 0] = ~labels.any(1)
+                ambiguous = given[:, columns.index(AMBIGUOUS)] if AMBIGUOUS in columns else np.zeros(steps, bool)
+                videos.append(Video(name, part, features, labels, ambiguous, of_runs(labels)))
     return videos, (BACKGROUND, *actions)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from attemper.errors import suggestion
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.broken import Broken, Problems, listed, settle
 from attemper.lab.tasks.fingerprint import of_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -88,6 +89,10 @@ class Videos:
         return of_parts(*parts)
 
 
+TOLERANCE = 1.0
+"""Steps by which a segment may reach beyond its video: times are rounded, and the last step is seldom a whole one."""
+
+
 class Annotator:
     """From annotated segments to labels of steps, with a count of what had to be cut off.
 
@@ -98,6 +103,8 @@ class Annotator:
     def __init__(self, actions: Sequence[str], file: object) -> None:
         self.actions, self.file = tuple(actions), file
         self.counts: Counter[str] = Counter()
+        self.problems = Problems()
+        """Segments that cannot be used, and those that reach beyond their video by more than the tolerance."""
 
     def __call__(
         self,
@@ -118,27 +125,29 @@ class Annotator:
         ambiguous = np.zeros(steps, dtype=bool)
         kept = []
         for start, end, name in segments:
-            inside = self._clip(video, start, end, *(bounds or (0.0, float(steps))))
-            if inside is None:
-                continue
-            covered = _covered(*inside, steps)
-            if name == AMBIGUOUS:
-                ambiguous[covered] = True
-                continue
-            action = self._action(video, name)
-            labels[covered, 1 + action] = True
-            kept.append((*inside, action))
+            segment = f"{video}, step {start:g} to {end:g}"
+            with self.problems.collect(segment):
+                inside = self._clip(segment, start, end, *(bounds or (0.0, float(steps))))
+                if inside is None:
+                    continue
+                covered = _covered(*inside, steps)
+                if name == AMBIGUOUS:
+                    ambiguous[covered] = True
+                    continue
+                action = self._action(name)
+                labels[covered, 1 + action] = True
+                kept.append((*inside, action))
         labels[:, 0] = ~labels.any(1)
         return labels, ambiguous, np.array(kept, dtype=np.float64).reshape(-1, 3)
 
-    def _clip(self, video: str, start: float, end: float, low: float, high: float) -> tuple[float, float] | None:
+    def _clip(self, segment: str, start: float, end: float, low: float, high: float) -> tuple[float, float] | None:
         """The part of a segment that lies in the video; None: there is none."""
         if not (np.isfinite(start) and np.isfinite(end)) or end < start:
-            raise DataError(
-                f"'{self.file}': a segment of video '{video}' goes from {start:g} to {end:g} (in steps); it must not "
-                "end before it starts."
-            )
+            raise DataError("it must not end before it starts")
         self.counts["all"] += 1
+        beyond = max(low - start, end - high)
+        if beyond > TOLERANCE:
+            self.problems.found[segment] = f"it reaches {beyond:.4g} steps beyond its video"
         inside = max(start, low), min(end, high)
         if inside[0] >= inside[1]:
             self.counts["left out"] += 1
@@ -146,13 +155,21 @@ class Annotator:
         self.counts["clipped"] += inside != (start, end)
         return inside
 
-    def _action(self, video: str, name: str) -> int:
+    def _action(self, name: str) -> int:
         if name not in self.actions:
             raise DataError(
-                f"'{self.file}': video '{video}' has a segment of the class '{name}', which is not among the "
-                f"{len(self.actions)} known ones.{suggestion(name, self.actions)} Known: {', '.join(self.actions)}."
+                f"its class '{name}' is not among the {len(self.actions)} known ones.{suggestion(name, self.actions)} "
+                f"Known: {listed(self.actions)}"
             )
         return self.actions.index(name)
+
+    def settle(self, broken: Broken) -> tuple[str, ...]:
+        """What had to be cut off, in words; raise if segments cannot be used, unless they may be left out."""
+        remedy = "Check times and steps, correct or remove them"
+        what = f"annotated segments of '{self.file}'"
+        return *self.notes, *settle(
+            self.problems.found, self.problems.total, what, broken, verb="do not fit", remedy=remedy
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class SpecAugment(Transform):
     def __post_init__(self) -> None:
         check("time", self.time, 0, 1)
         check("freq", self.freq, 0, 1)
-        check("masks", self.masks, 1, whole=True)
+        check("masks", self.masks, 1, 1000, whole=True)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         mel = inputs.reshape(len(inputs), -1, self.bands)

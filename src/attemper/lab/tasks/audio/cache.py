@@ -9,8 +9,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from attemper.files import atomic_file, atomic_write, remove_parts
+from attemper.errors import MissingFileError, UnreadableError
+from attemper.files import atomic_file, atomic_write, read_json_object, read_text, remove_parts
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 
 FOLDER = ".attemper-cache"
@@ -52,23 +54,26 @@ class Cache:
     def read_stamp(self, stamps: str) -> str | None:
         """The key of the contents of files that had these names, sizes and times before."""
         try:
-            return (self.folder / f"{stamps}.stamp").read_text(encoding="ascii").strip() or None
-        except (OSError, UnicodeDecodeError):
+            key, _, check = read_text(self.folder / f"{stamps}.stamp").partition(" ")
+        except UnreadableError:
             return None
+        return key if check == of_parts(stamps, key) else None  # else somebody has changed it: all files are read again
 
     def write_stamp(self, stamps: str, key: str) -> None:
         with self._data_errors():
-            atomic_write(self.folder / f"{stamps}.stamp", key, durable=False)
+            atomic_write(self.folder / f"{stamps}.stamp", f"{key} {of_parts(stamps, key)}", durable=False)
 
-    def read(self, key: str, size: int) -> tuple[dict[str, Any], np.ndarray[Any, Any]] | None:
+    def read(self, key: str, size: int, clips: int) -> tuple[dict[str, Any], np.ndarray[Any, Any]] | None:
         """What describes the data, and the data as bytes, mapped into memory; None where there is none to be used.
 
-        size: bytes of each row.
+        size: bytes of each row. clips: how many files there were.
         """
         try:
-            meta = json.loads(self.meta(key).read_text(encoding="utf-8"))
-            if not self.data(key).exists():
+            meta = read_json_object(self.meta(key))
+            if not self.data(key).is_file():
                 raise ValueError("the spectrograms are missing")
+            if not _fits(meta, clips):
+                raise ValueError("it does not describe these files")
             if not meta["rows"]:
                 return meta, np.zeros((0,), np.uint8)
             data = np.memmap(self.data(key), np.uint8, "r")
@@ -77,9 +82,9 @@ class Cache:
                 digest.update(data[begin : begin + PIECE].tobytes())
             if len(data) != len(meta["rows"]) * size or digest.hexdigest() != meta["sha256"]:
                 raise ValueError("the spectrograms are not those that were written")
-        except FileNotFoundError:
+        except (FileNotFoundError, MissingFileError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (UnreadableError, OSError, ValueError, KeyError) as error:
             self._set_aside(key, error)
             return None
         return meta, data
@@ -111,7 +116,23 @@ class Cache:
         try:
             yield
         except OSError as error:
+            path = error.filename2 or error.filename or self.folder
             raise DataError(
-                f"'{self.folder}', where spectrograms are kept, cannot be written: {error.strerror or error}. Name "
-                "another data root (or set ATTEMPER_DATA); audio folders can be given by their whole path."
+                f"'{path}', where spectrograms are kept, cannot be written: {error.strerror or error}. Name another "
+                "data root (or set ATTEMPER_DATA); audio folders can be given by their whole path."
             ) from error
+
+
+def _fits(meta: dict[str, Any], clips: int) -> bool:
+    """Whether a description is one of so many files: rows, equal rows and problems, with numbers that there are."""
+    rows, equal, problems = meta.get("rows"), meta.get("equal"), meta.get("problems")
+    if not isinstance(rows, list) or not isinstance(equal, list) or not isinstance(problems, dict):
+        return False
+    numbers = [*rows, *equal, *(int(index) for index in problems if index.isdecimal())]
+    return (
+        len(rows) == len(equal)
+        and len(rows) + len(problems) == clips
+        and all(isinstance(number, int) and 0 <= number < clips for number in numbers)
+        and all(index.isdecimal() and isinstance(reason, str) for index, reason in problems.items())
+        and sorted([*rows, *map(int, problems)]) == list(range(clips))
+    )

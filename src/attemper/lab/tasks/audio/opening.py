@@ -1,6 +1,5 @@
 """Tasks out of audio files and ready spectrograms."""
 
-from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,18 @@ import torch
 from torch import Tensor
 
 from attemper.lab.errors import DataError
-from attemper.lab.tasks.audio.listing import Listing, list_esc50, list_folder
+from attemper.lab.tasks.audio.listing import SOUNDS, list_esc50
 from attemper.lab.tasks.audio.preparing import Prepared, Settings, prepare
-from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_shape
+from attemper.lab.tasks.audio.task import AudioTask, MelSource, token_shape
+from attemper.lab.tasks.broken import Broken, settle
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
+from attemper.lab.tasks.holding_out import check_no_class_is_lost, divide_files, groups_of
+from attemper.lab.tasks.listing import Listing, list_folder
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.source import found_under
+from attemper.lab.tasks.split import hold_out, joined
 
 BANDS = 64
-NAMED = 5
-"""Of the files that are skipped, so many are named."""
 
 
 def open_audio(
@@ -29,6 +30,8 @@ def open_audio(
     seconds: int = 30,
     tokens: int | None = None,
     bands: int = BANDS,
+    label: str | None = None,
+    broken: Broken = "refuse",
     train: int | None = None,
     test: int | None = None,
 ) -> AudioTask:
@@ -39,9 +42,12 @@ def open_audio(
     seconds: of every clip; what is longer is cut, what is shorter is filled up with silence.
     tokens: per clip; none: four a second.
     bands: of the spectrogram.
+    label: how the names of the files tell their class, such as '{label}_{group}_*.wav', where there are no class
+        folders.
+    broken: what becomes of files that cannot be read: refuse, or skip.
     """
-    listing = list_folder(found_under(root, path))
-    return _open_files(name, listing, Settings(seconds, bands), tokens, root, train, test)
+    listing = list_folder(found_under(root, path), SOUNDS, label, broken)
+    return _open_files(name, listing, Settings(seconds, bands), tokens, root, broken, train, test)
 
 
 def open_esc50(
@@ -53,15 +59,17 @@ def open_esc50(
     seconds: int = 5,
     tokens: int | None = None,
     bands: int = BANDS,
+    broken: Broken = "refuse",
     train: int | None = None,
     test: int | None = None,
 ) -> AudioTask:
     """ESC-50: 2,000 clips of 5 s, 50 classes. One of its five folds is the test set.
 
     path: its folder, with 'audio' and 'meta/esc50.csv' inside.
+    broken: what becomes of files and rows that cannot be read: refuse, or skip.
     """
-    listing = list_esc50(found_under(root, path), fold)
-    return _open_files(name, listing, Settings(seconds, bands), tokens, root, train, test)
+    listing = list_esc50(found_under(root, path), fold, broken)
+    return _open_files(name, listing, Settings(seconds, bands), tokens, root, broken, train, test)
 
 
 def open_mel(
@@ -94,27 +102,40 @@ def open_mel(
 
 # --------------------------------------------------------------------------------------------------------------- files
 def _open_files(
-    name: str, listing: Listing, settings: Settings, tokens: int | None, root: Path, train: int | None, test: int | None
+    name: str,
+    listing: Listing,
+    settings: Settings,
+    tokens: int | None,
+    root: Path,
+    broken: Broken,
+    train: int | None,
+    test: int | None,
 ) -> AudioTask:
     shape = token_shape(name, settings.frames, settings.bands, tokens, len(listing.classes))
     prepared = prepare(listing, settings, root)
-    clips = [listing.clips[row] for row in prepared.rows]
-    targets = torch.tensor([clip.target for clip in clips])
-    recordings = [index if clip.recording is None else clip.recording for index, clip in enumerate(clips)]
-    groups = joined(len(clips), prepared.equal, recordings)
-    kept, held, copies = _parts(listing, [clip.held for clip in clips], targets, groups)
-    notes = (*listing.notes, *_problems(listing, prepared), *copies)
+    problems = {listing.items[index].name: reason for index, reason in prepared.problems.items()}
+    skipped = settle(problems, len(listing.items), f"audio files in '{listing.folder}'", broken)
+    check_no_class_is_lost(listing, prepared.problems)
+    row_of = torch.full((len(listing.items),), -1)
+    row_of[prepared.rows] = torch.arange(len(prepared.rows))
+    targets = torch.tensor([item.target for item in listing.items])
+    groups = _groups(listing, prepared)
+    kept, held, copies = divide_files(listing, groups, SOUNDS)
+    kept, held = kept[row_of[kept] >= 0], held[row_of[held] >= 0]  # after the split: a broken file moves no other
+    notes = (*listing.notes, *skipped, *copies)
     for each in notes:
         note(each)
 
     def source(indices: Tensor) -> MelSource:
-        mel = torch.from_numpy(prepared.mel[indices.numpy()])  # a copy: only these pages are read
+        mel = torch.from_numpy(prepared.mel[row_of[indices].numpy()])  # a copy: only these pages are read
         return MelSource(mel, targets[indices], groups[indices])
 
     return AudioTask(
         name=name,
         shape=shape,
-        fingerprint=of_parts(prepared.contents, of_tensors(targets, groups, held)),
+        fingerprint=of_parts(
+            prepared.contents, of_tensors(targets, groups, held), *(f"skipped {each}" for each in problems)
+        ),
         pool=lambda: source(kept),
         held_out=lambda: source(held),
         classes=listing.classes,
@@ -125,59 +146,13 @@ def _open_files(
     )
 
 
-def _problems(listing: Listing, prepared: Prepared) -> list[str]:
-    """A line that names what was skipped; raise if nothing is left of a class."""
-    problems = {listing.clips[index].name: reason for index, reason in prepared.problems.items()}
-    left = {(listing.clips[row].target, listing.clips[row].held) for row in prepared.rows}
-    for index, reason in prepared.problems.items():
-        clip = listing.clips[index]
-        if (clip.target, clip.held) not in left:
-            part = {None: "", False: " for training", True: " for test"}[clip.held]
-            raise DataError(
-                f"None of the files of class '{listing.classes[clip.target]}'{part} can be read, such as "
-                f"'{listing.folder / clip.name}': {reason}."
-            )
-    if not problems:
-        return []
-    named = "; ".join(f"'{name}' ({reason})" for name, reason in list(problems.items())[:NAMED])
-    more = f"; and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
-    return [
-        f"{len(problems)} of {len(listing.clips)} audio files in '{listing.folder}' cannot be read and "
-        f"{'is' if len(problems) == 1 else 'are'} skipped: {named}{more}."
-    ]
-
-
-def _parts(
-    listing: Listing, held: list[bool | None], targets: Tensor, groups: Tensor
-) -> tuple[Tensor, Tensor, list[str]]:
-    """Indices for training and for test, and a line about copies of test clips, which are not trained on."""
-    if None in held:
-        return *hold_out(targets, groups), []
-    test = torch.tensor(held)
-    copied = ~test & torch.isin(groups, groups[test])
-    notes = []
-    if copied.any():
-        notes = [
-            f"Left out, since the test set of '{listing.folder}' holds copies: {int(copied.sum())} training clips."
-        ]
-    return (~test & ~copied).nonzero().flatten(), test.nonzero().flatten(), notes
-
-
-def joined(count: int, *marks: Iterable[Hashable]) -> Tensor:
-    """Numbers of groups, int64 (N): samples with an equal mark of any kind are in one group."""
-    leader = list(range(count))
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            leader[index] = index = leader[leader[index]]
-        return index
-
-    for kind in marks:
-        first: dict[Hashable, int] = {}
-        for index, mark in enumerate(kind):
-            one, other = find(first.setdefault(mark, index)), find(index)
-            leader[max(one, other)] = min(one, other)
-    return torch.tensor([find(index) for index in range(count)])
+def _groups(listing: Listing, prepared: Prepared) -> Tensor:
+    """Copies and cuts of one recording have the same number, int64 (files)."""
+    equal = list(range(len(listing.items)))
+    for row, first in zip(prepared.rows, prepared.equal, strict=True):
+        equal[row] = prepared.rows[first]
+    groups = groups_of(listing, equal)
+    return torch.arange(len(equal)) if groups is None else groups
 
 
 # --------------------------------------------------------------------------------------------------- ready spectrograms

@@ -25,10 +25,10 @@ from torch import Tensor
 from attemper.errors import UnreadableError
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.audio.cache import Cache
-from attemper.lab.tasks.audio.listing import Listing
 from attemper.lab.tasks.audio.reading import load_soundfile, read
 from attemper.lab.tasks.audio.signal import FRAMES_PER_SECOND, log_mel, resample
 from attemper.lab.tasks.fingerprint import of_parts
+from attemper.lab.tasks.listing import Listing
 from attemper.lab.tasks.notifications import progress
 
 VERSION = 1
@@ -63,9 +63,9 @@ class Prepared:
     """The spectrograms of a listing's files.
 
     mel: uint8 (rows, frames, bands); its pages come from disk when they are touched.
-    rows: which clip of the listing each row is of.
+    rows: which file of the listing each row is of.
     equal: for every row, the first row with the same spectrogram.
-    problems: clip of the listing → why it has no row.
+    problems: file of the listing → why it has no row.
     contents: a hash of the files' contents and of the settings.
     """
 
@@ -87,10 +87,10 @@ def prepare(listing: Listing, settings: Settings, root: Path) -> Prepared:
     if key is None:
         key = of_parts(str(settings), *_hashes(listing))
         cache.write_stamp(stamps, key)
-    found = _load(cache, key, settings)
+    found = _load(cache, key, settings, len(listing.items))
     if found is None:
         _make(cache, key, listing, settings)
-        found = _load(cache, key, settings)
+        found = _load(cache, key, settings, len(listing.items))
     if found is None:
         raise DataError(f"The spectrograms in '{cache.folder}' changed while they were being read; try again.")
     return found
@@ -98,12 +98,12 @@ def prepare(listing: Listing, settings: Settings, root: Path) -> Prepared:
 
 def _stamps(listing: Listing, settings: Settings) -> str:
     parts = [str(settings), str(listing.folder.resolve())]
-    for clip in listing.clips:
+    for item in listing.items:
         try:
-            stat = (listing.folder / clip.name).stat()
-            parts.append(f"{clip.name} {stat.st_size} {stat.st_mtime_ns}")
+            stat = (listing.folder / item.name).stat()
+            parts.append(f"{item.name} {stat.st_size} {stat.st_mtime_ns}")
         except OSError:
-            parts.append(f"{clip.name} missing")
+            parts.append(f"{item.name} missing")
     return of_parts(*parts)
 
 
@@ -117,13 +117,13 @@ def _hashes(listing: Listing) -> Iterator[str]:
         except OSError as error:  # missing, or not ours to read: it will be named when it is to be decoded
             return f"unreadable {error.errno}"
 
-    names = [clip.name for clip in listing.clips]
+    names = [item.name for item in listing.items]
     for name, found in _reported("reading files", names, _in_parallel(hashed, names)):
         yield f"{name} {found}"
 
 
-def _load(cache: Cache, key: str, settings: Settings) -> Prepared | None:
-    found = cache.read(key, settings.size)
+def _load(cache: Cache, key: str, settings: Settings, clips: int) -> Prepared | None:
+    found = cache.read(key, settings.size, clips)
     if found is None:
         return None
     meta, data = found
@@ -148,7 +148,7 @@ def _make(cache: Cache, key: str, listing: Listing, settings: Settings) -> None:
             return str(error)
         return log_mel(resample(samples.to(device), rate), settings.frames, settings.bands).cpu()
 
-    names = [clip.name for clip in listing.clips]
+    names = [item.name for item in listing.items]
     rows: list[int] = []
     equal: list[int] = []
     problems: dict[int, str] = {}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attemper.errors import UnreadableError
 from attemper.lab.errors import DataError
+from attemper.lab.tasks.broken import reason_of, reason_of_bytes
 
 ENDINGS = (
     *(".wav", ".au", ".snd", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".caf", ".w64"),
@@ -39,14 +40,21 @@ def read(file: Path, seconds: int) -> tuple[Tensor, int]:
             rate = int(sound.samplerate)
             samples = sound.read((seconds + 1) * rate, dtype="float32", always_2d=True)  # one more: filters look ahead
     except (soundfile.SoundFileError, OSError, ValueError) as error:
-        if not file.is_file():
-            raise UnreadableError("there is no such file") from None
-        if not file.stat().st_size:
-            raise UnreadableError("the file is empty") from None
-        raise UnreadableError(str(getattr(error, "error_string", error)).rstrip(".")) from None
+        raise UnreadableError(_reason(file) or str(getattr(error, "error_string", error)).rstrip(".")) from None
     if not len(samples):
         raise UnreadableError("it has no samples")
     mono = torch.from_numpy(samples).mean(1)
     if not torch.isfinite(mono).all():
         raise UnreadableError("some of its samples are not finite numbers")
     return mono, rate
+
+
+def _reason(file: Path) -> str | None:
+    """What can be said of a file that soundfile could not read, beside what soundfile says."""
+    if not file.is_file():
+        return "there is no such file"
+    try:
+        with file.open("rb") as opened:
+            return reason_of_bytes(opened.read(64))
+    except OSError as error:
+        return reason_of(error, file)

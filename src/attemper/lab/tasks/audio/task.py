@@ -15,10 +15,7 @@ from attemper.lab.tasks.augment import Augment, parse_augmentation
 from attemper.lab.tasks.base import SequenceShape
 from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source, channel_statistics
-from attemper.lab.tasks.split import FIXED, divide
 
-TEST_SHARE = 0.2
-"""How much of a set without a test part is held out as one, always the same clips."""
 FRAMES_PER_TOKEN = 8
 """A quarter of a second: a clip of 30 s has 120 tokens, as in the paper on explicit dropout."""
 
@@ -62,8 +59,6 @@ class AudioTask(PooledTask):
     shape: SequenceShape
     bands: int = dataclasses.field(kw_only=True)
     """Of a spectrogram: so many features of a token belong to one frame."""
-    notes: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-    """What was left out of the data, in sentences."""
 
     def groups_of(self, source: Source) -> Tensor | None:
         return source.groups if isinstance(source, MelSource) else None
@@ -79,11 +74,6 @@ class AudioTask(PooledTask):
     def augmentation(self, text: str) -> Augment:
         """What the `augment` of a budget means here: SpecAugment, mixup, or none."""
         return parse_augmentation(text, spectrogram_kinds(self.bands))
-
-
-def hold_out(targets: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of the clips for training and of a fixed, stratified fifth for test, duplicates on one side."""
-    return divide(targets, round(len(targets) * TEST_SHARE), FIXED, groups)
 
 
 def token_shape(name: str, frames: int, bands: int, tokens: int | None, classes: int) -> SequenceShape:

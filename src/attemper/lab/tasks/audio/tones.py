@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from attemper.lab.tasks.audio.signal import RATE, log_mel
-from attemper.lab.tasks.audio.task import AudioTask, MelSource, hold_out, token_shape
+from attemper.lab.tasks.audio.task import AudioTask, MelSource, token_shape
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.seed_streams import generator
+from attemper.lab.tasks.split import hold_out
 
 CLASSES = ("steady", "rising", "falling", "beeping", "wavering", "chord")
 """What a tone does over time; its pitch, its loudness and the noise over it are drawn for each clip."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import random
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -14,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.errors import UnreadableError
 from attemper.lab.tasks.augment import Augmentation
+from attemper.lab.tasks.sample_files import open_image
 from attemper.lab.tasks.seed_streams import drawing_from
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,7 +51,7 @@ class Preparation:
 
         seed: of the stream from which this image's numbers are drawn.
         """
-        image = decode(data)
+        image = open_image(data)
         with seeded(seed):
             pixels: Tensor = self._cut(image)
             for transform in self._later("pixels"):
@@ -93,17 +92,6 @@ class Preparation:
         for transform in transforms:
             inputs = transform(inputs)
         return (inputs[0] * deviation + mean).round().clamp(0, 255).byte()
-
-
-def decode(data: bytes) -> Any:
-    """An image file as Pillow's image, in colours."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            return opened.convert("RGB")
-    except Exception as error:  # of many kinds, by format
-        raise UnreadableError(str(error) or type(error).__name__) from error
 
 
 @contextlib.contextmanager

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.errors import suggestion
-from attemper.files import atomic_write
+from attemper.errors import MissingFileError, UnreadableError, first_line, suggestion
+from attemper.files import atomic_write, read_json_object
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
+from attemper.lab.tasks.scan_files import CACHE, look_through
 from attemper.lab.tasks.streaming.order import BUFFER, LANES, Selection
-from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
 
 OPEN = 32
 """Files that are kept open."""
@@ -113,7 +113,9 @@ class RowGroupStore:
                 if opened := self._open.pop(file, None):
                     opened.close(force=True)
                 if pause is None:
-                    raise DataError(f"Row group {number} of '{self.files[file]}' cannot be read: {error}") from error
+                    raise DataError(
+                        f"Row group {number} of '{self.files[file]}' cannot be read: {first_line(error)}"
+                    ) from error
                 time.sleep(pause)
         raise AssertionError
 
@@ -212,13 +214,20 @@ def _check_columns(schema: Any, file: str, image: str, label: str) -> tuple[str,
 def _footers(files: Sequence[str], root: Path) -> list[list[list[int]]]:
     """Rows and bytes of the groups of every file: remembered under the data root, or read."""
     cache = root / CACHE / f"{of_parts('parquet', *map(_stamp, files))}.json"
-    with contextlib.suppress(OSError, ValueError):
-        known: list[list[list[int]]] = json.loads(cache.read_text(encoding="ascii"))
-        if len(known) == len(files):
+    try:
+        held = read_json_object(cache)
+        known: list[list[list[int]]] = held["footers"]
+        if held["check"] == of_parts(cache.name, json.dumps(known)):
             return known
+        raise ValueError("it is not what was written")
+    except MissingFileError:
+        pass
+    except (UnreadableError, ValueError, KeyError) as error:
+        note(f"The notes on parquet files in '{cache}' are damaged ({first_line(error)}); they are made again.")
     found = look_through("Reading what the parquet files hold", files, _footer)
     with contextlib.suppress(OSError):  # then they are read again the next time
-        atomic_write(cache, json.dumps(found), durable=False)
+        text = json.dumps({"footers": found, "check": of_parts(cache.name, json.dumps(found))})
+        atomic_write(cache, text, durable=False)
     return found
 
 
@@ -226,7 +235,10 @@ def _stamp(file: str) -> str:
     """What changes when a file does; the address of one on the hub has its revision in it."""
     if is_remote(file):
         return file
-    status = Path(file).stat()
+    try:
+        status = Path(file).stat()
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error.strerror or error}.") from None
     return f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
@@ -245,7 +257,7 @@ def _translated(file: str, read: Any) -> Any:
     try:
         return read()
     except (OSError, ValueError) as error:  # pyarrow's errors are among them
-        raise DataError(f"'{file}' is damaged, or not a parquet file: {error}") from None
+        raise DataError(f"'{file}' is damaged, or not a parquet file: {first_line(error)}") from None
 
 
 def is_remote(file: str) -> bool:

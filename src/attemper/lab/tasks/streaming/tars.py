@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.files import atomic_file
+from attemper.files import DIGEST, atomic_file
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
+from attemper.lab.tasks.scan_files import CACHE, look_through
 from attemper.lab.tasks.streaming.order import Selection
-from attemper.lab.tasks.streaming.scan_files import CACHE, look_through
 
 UNIT = 128
 """Samples of a shard that are read near each other."""
@@ -70,11 +70,8 @@ class TarStore:
 
         Other pixels in as many bytes at the same places would go unnoticed; to look at them all takes hours.
         """
-        names = [f"{shard.name} {shard.stat().st_size}" for shard in self.shards]
-        digest = hashlib.sha256()
-        for begin in range(0, len(self.index), PIECE):
-            digest.update(self.index[begin : begin + PIECE].tobytes())
-        return of_parts(*names, digest.digest())
+        names = [f"{shard.name} {_stamp(shard)[0]}" for shard in self.shards]
+        return of_parts(*names, _digest(self.index))
 
     @property
     def selection(self) -> Selection:
@@ -127,14 +124,37 @@ def index_shards(shards: Sequence[Path], members: Members, root: Path) -> Index:
     """Where the samples of some shards lie: remembered under the data root, or found in one pass over their headers."""
     stamps = [(str(shard.absolute()), *_stamp(shard)) for shard in shards]
     file = root / CACHE / f"{of_parts('tars', repr(members), repr(stamps))}.npy"
-    with contextlib.suppress(OSError, ValueError):
-        index: Index = np.load(file, mmap_mode="r")
-        if index.dtype == ENTRY:
-            return index
+    if (known := _mapped(file)) is not None:
+        return known
     found = look_through("Reading the headers of the shards", shards, lambda shard: scan(shard, members))
     for number, entries in enumerate(found):
         entries["shard"] = number
     return _remembered(np.concatenate(found), file)
+
+
+def _mapped(file: Path) -> Index | None:
+    """The index in a file; None where there is none, or where it is not what was written, so that it is made again."""
+    try:
+        index: Index = np.load(file, mmap_mode="r", allow_pickle=False)
+        with file.open("rb") as opened:
+            opened.seek(-DIGEST, os.SEEK_END)
+            whole = opened.read() == _digest(index, file.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception:  # numpy has many ways to say that a file is no array
+        whole = False
+    if whole and index.dtype == ENTRY and index.ndim == 1:
+        return index
+    note(f"The index of the shards in '{file}' is damaged; it is made again.")
+    return None
+
+
+def _digest(index: Index, name: str = "") -> bytes:
+    """name: of the file, so that one that was copied over another is no index of its shards."""
+    digest = hashlib.sha256(name.encode())
+    for begin in range(0, len(index), PIECE):
+        digest.update(index[begin : begin + PIECE].tobytes())
+    return digest.digest()
 
 
 def _stamp(shard: Path) -> tuple[int, int]:
@@ -150,8 +170,9 @@ def _remembered(index: Index, file: Path) -> Index:
     try:
         with atomic_file(file, durable=False) as opened:
             np.save(opened, index)
-        mapped: Index = np.load(file, mmap_mode="r")
-        return mapped
+            opened.write(_digest(index, file.name))
+        mapped = _mapped(file)
+        return index if mapped is None else mapped
     except OSError as error:
         note(
             f"The index of the shards cannot be kept in '{file.parent}' ({error.strerror or error}): every start reads "

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import logging
+import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from attemper.errors import UnreadableError, first_line, quoted, shown
+from attemper.files import read_json_object
 from attemper.lab.errors import DataError, NoShardError
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.streaming.tars import Members, TarStore, index_shards
 from attemper.lab.tasks.streaming.task import StreamTask, need, open_parts
 
+MOST_SHARDS = 100_000
+"""Behind one pattern."""
+INFO = ("_info.json", "info.json")
+"""What describes the parts of a folder may be called so."""
 TEST_PARTS = ("test", "val", "validation")
 IMAGES = "jpg;jpeg;png;webp"
 
@@ -107,12 +115,12 @@ class Place:
                 return self.named(each)
         raise DataError(
             f"'{self.folder}' has no shards for {', '.join(TEST_PARTS[:-1])} or {TEST_PARTS[-1]}; name the test part "
-            "with held_out."
+            f"with held_out.{_parts_of(self.folder)}"
         )
 
     def named(self, name: str) -> Part:
         """A part of the folder: as `_info.json` has it, else its subfolder, else the shards with its name in theirs."""
-        if any((self.folder / each).exists() for each in ("_info.json", "info.json")):
+        if _info_file(self.folder) is not None:
             return describe(self.folder, name)
         if (self.folder / name).is_dir():
             found = sorted((self.folder / name).glob("*.tar"))
@@ -165,13 +173,27 @@ def describe(folder: Path, split: str) -> Part:
     """What timm's reader finds: the shards of a pattern or of a part of `_info.json`, and what that says of them."""
     from timm.data.dataset_factory import create_dataset
 
+    _refuse_many(split)
+    known = _parts_of(folder)
     try:
         with _quiet():
             reader: Any = create_dataset("wds/", root=str(folder), split=split, is_training=False).reader
     except (RuntimeError, KeyError, ValueError) as error:
-        known = _parts_of(folder)
-        raise NoShardError(f"'{folder}' has no part '{split}' ({error}).{known}") from None
+        raise NoShardError(f"'{folder}' has no part '{split}' ({first_line(error)}).{known}") from None
+    except Exception as error:  # what timm makes of a part that is described in another way than it knows
+        raise DataError(
+            f"What '{_info_file(folder) or folder}' says of '{split}' cannot be used: {type(error).__name__}: "
+            f"{first_line(error)}."
+        ) from None
     found = reader.split_info
+    if (
+        not found.filenames
+        or not all(isinstance(name, str) for name in found.filenames)
+        or not all(isinstance(length, int) for length in found.shard_lengths)
+    ):
+        raise DataError(
+            f"'{_info_file(folder)}' is damaged: '{split}' needs texts as filenames and numbers as lengths."
+        )
     if found.alt_label:
         raise DataError(
             f"The part '{split}' of '{folder}' has its classes in .json files ({found.alt_label}); they must be in a "
@@ -180,20 +202,47 @@ def describe(folder: Path, split: str) -> Part:
     shards = tuple(folder / each for each in found.filenames)
     absent = [shard for shard in shards if not shard.exists()]
     if absent:
+        info = None if is_pattern(split) else _info_file(folder)
+        named = "" if info is None else f" that '{info.name}' names"
         raise DataError(
-            f"{len(absent)} of the {len(shards)} shards of '{split}' are not in '{folder}', the first of them "
+            f"{len(absent)} of the {len(shards)} shards of '{split}'{named} are not in '{folder}', the first of them "
             f"'{absent[0].name}'."
         )
-    classes = reader.info.get("num_classes")
-    return Part(shards, tuple(found.shard_lengths), classes if isinstance(classes, int) else None)
+    return Part(shards, tuple(found.shard_lengths), _classes_in(folder, reader.info.get("num_classes")))
+
+
+def _classes_in(folder: Path, count: Any) -> int | None:
+    """How many classes `_info.json` says that there are; None: it says nothing."""
+    if count is None or (isinstance(count, int) and 2 <= count <= 10**6):
+        return count
+    raise DataError(f"'{_info_file(folder)}' is damaged: num_classes is {shown(count)}; it must be a number from 2 on.")
+
+
+def _refuse_many(pattern: str) -> None:
+    """Raise if a pattern stands for more shards than anybody has: all of their names would be made."""
+    ranges = [(int(low[-18:]), int(high[-18:])) for low, high in re.findall(r"\{([0-9]+)\.\.([0-9]+)", pattern)]
+    count = math.prod(abs(high - low) + 1 for low, high in ranges)
+    if count > MOST_SHARDS:
+        raise DataError(f"{quoted(pattern)} stands for {count:,} shards; at most {MOST_SHARDS:,} are read.")
+
+
+def _info_file(folder: Path) -> Path | None:
+    """The file that describes the parts of a folder, be it right or damaged."""
+    return next((folder / each for each in INFO if os.path.lexists(folder / each)), None)
 
 
 def _parts_of(folder: Path) -> str:
-    from timm.data.readers.reader_wds import _load_info
-
-    with _quiet():
-        known = _load_info(str(folder)).get("splits", {})
-    return f" It has: {', '.join(known)}." if known else ""
+    """The parts that `_info.json` names, in a sentence. One that cannot be read is an error: timm passes it over."""
+    file = _info_file(folder)
+    if file is None:
+        return ""
+    try:
+        known = read_json_object(file).get("splits", {})
+    except UnreadableError as error:
+        raise DataError(str(error)) from None
+    if not isinstance(known, dict):
+        raise DataError(f"'{file}' is damaged: its splits are no object with one entry per part.")
+    return f" '{file.name}' has: {', '.join(known) or 'nothing'}."
 
 
 @contextlib.contextmanager

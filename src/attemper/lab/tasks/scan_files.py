@@ -1,4 +1,4 @@
-"""One look at every file of a large data set, several at a time, and what came of it kept for the next time."""
+"""One look at every file of a data set, several at a time, and where what came of it is kept for the next time."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
