@@ -11,7 +11,7 @@ from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 
-SMALL = "robustness(epsilon=0.05, steps=2, occlusion=0.25, corruptions=['fog', 'jpeg'])"
+SMALL = "robustness(epsilon=0.05, steps=2, occlusion=0.25, corruptions=['fog', 'contrast'])"
 ALL = ("calibration", SMALL, "stochastic(passes=2)")
 """Every suite, small."""
 
@@ -46,5 +46,6 @@ def made_up(accuracy: float, shift: float = 0.0) -> dict[str, Any]:
         "nll": 0.5,
         "calibration": {"brier": 0.25, "ece": 0.1 + shift, "bins": bins},
         "robustness": {"occlusion": occlusion, "attacks": attacks, "corruptions": corruptions},
+        "corruption_constants": {"set": "CIFAR-10-C", "side": 32, "exact": True},
         "gap": {"accuracy": 0.05, "nll": None},
     }

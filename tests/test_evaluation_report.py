@@ -54,11 +54,27 @@ def test_recipes_without_a_result_and_suites_that_were_not_asked_for_do_no_harm(
     assert 'id="evaluation"' not in render(given)
 
 
+@pytest.mark.parametrize(
+    ("constants", "said"),
+    [
+        ({"set": "ImageNet-C", "side": 224, "exact": True}, "constants of ImageNet-C. A published mean over all"),
+        ({"set": "CIFAR-10-C", "side": 32, "exact": False}, "They stand beside no published figures"),
+        (None, "not the published ones"),
+    ],
+)
+def test_the_page_says_which_published_figures_corruptions_may_stand_beside(constants: object, said: str) -> None:
+    given = evaluated()
+    for row in given["recipes"]:
+        row["evaluation"]["corruption_constants"] = constants
+    assert said in render(given)
+
+
 def test_nothing_from_an_evaluation_becomes_markup() -> None:
     given = evaluated()
     found = given["recipes"][1]["evaluation"]
     found["figures"][0]["name"] = EVIL
     found["robustness"]["corruptions"][0]["kind"] = EVIL
+    given["recipes"][0]["evaluation"]["corruption_constants"] = {"set": EVIL, "side": EVIL, "exact": False}
     bad = whole(render(given))
     assert "img" not in {tag for tag, _ in bad.attributes}
     assert EVIL in bad.text

@@ -16,8 +16,10 @@ from attemper.lab.study.comparison import DEFAULT_PLAN
 from attemper.lab.study.evaluations import evaluation_table
 from attemper.lab.study.export import to_csv, to_markdown
 from attemper.lab.study.plan import Plan
+from attemper.lab.study.store import problem_with
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import summarise
+from attemper.lab.training.digests import with_digest
 from evaluated import ALL, made_up
 from study_fakes import FakeEngine, make_plan, make_result
 
@@ -49,6 +51,25 @@ def test_the_headline_has_what_was_asked_for_and_nothing_else() -> None:
     names = [figure["name"] for figure in headline(made_up(0.8))]
     assert names == ["NLL", "Brier", "ECE", "gap", "occluded", "corrupted", "FGSM 8/255", "PGD 8/255"]
     assert headline({"accuracy": 0.8, "nll": 0.1}) == []
+
+
+def test_corruptions_for_validation_are_not_in_the_mean() -> None:
+    found = made_up(0.8)
+    found["robustness"]["corruptions"] += [{"kind": "saturate", "severity": 1, "accuracy": 0.0, "nll": 9.0}]
+    assert next(figure["value"] for figure in headline(found) if figure["name"] == "corrupted") == pytest.approx(0.6)
+    found["robustness"]["corruptions"] = found["robustness"]["corruptions"][-1:]
+    assert "corrupted" not in [figure["name"] for figure in headline(found)]
+
+
+def test_results_with_corruptions_of_an_earlier_version_are_run_again() -> None:
+    spec = make_plan(evaluate="robustness").runs()[0]
+    key = spec.key("data")
+    result = {**make_result(spec, "data"), "evaluation": made_up(0.8)}
+    assert problem_with(with_digest(result), key) is None
+    del result["evaluation"]["corruption_constants"]
+    assert "not the published ones" in str(problem_with(with_digest(result), key))
+    result["evaluation"]["robustness"]["corruptions"] = []
+    assert problem_with(with_digest(result), key) is None, "what was not corrupted is as good as ever"
 
 
 def test_a_plan_says_what_is_evaluated() -> None:
@@ -96,7 +117,7 @@ def test_figures_are_compared_seed_by_seed_and_corrected_over_the_whole_table(tm
     assert "difference" not in by_recipe["none"]["ECE"]
     markdown = to_markdown(summary)
     assert re.search(r"\| cb \|.* \d+\.\d+ ± \d+\.\d+ \* \|", markdown)
-    assert "\\* differs from none" in markdown
+    assert "\\* differs from the baseline" in markdown
     assert "*" not in next(line for line in markdown.splitlines() if line.startswith("| dropkey(0.1) | 0.5"))
     page = render(summary)
     assert 'class="number good"' in page.split('id="evaluation"')[1], "a smaller error is better"

@@ -145,7 +145,7 @@ def test_bad_real_labels_are_named(text: str, message: str, tmp_path: Path) -> N
     ("name", "text", "message"),
     [
         ("a.json", "[1, 2]", "is no list of WordNet ids"),
-        ("a.json", "[", "this is no JSON"),
+        ("a.json", "[", "is no JSON, or damaged"),
         ("a.json", '{"0": ["n01440764"], "2": ["n01443537"]}', "must be numbered 0 to 1"),
         ("a.json", '["n01440764", "n01440764"]', "more than once"),
         ("a.txt", "tench\n", "names none; WordNet ids look like n01440764"),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attemper.lab.evaluation.attacks import Classifier, fgsm, pgd
-from attemper.lab.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from attemper.lab.evaluation.corruption_constants import MAIN, SEVERITIES
+from attemper.lab.evaluation.corruptions import corrupt
 from attemper.lab.evaluation.metrics import Tally
 from attemper.lab.evaluation.occlusion import occlude_centre, occlude_random
 from attemper.lab.evaluation.suites import Robustness
@@ -51,7 +52,7 @@ def conditions_of(suite: Robustness, classifier: Classifier) -> list[Condition]:
     for epsilon in suite.epsilon:
         facts = {"kind": "pgd", "epsilon": epsilon, "steps": suite.steps}
         found.append(Condition("attacks", facts, partial(_pgd, classifier, epsilon, suite.steps)))
-    for name in CORRUPTIONS if suite.corruptions is None else suite.corruptions:
+    for name in MAIN if suite.corruptions is None else suite.corruptions:
         for severity in SEVERITIES:
             facts = {"kind": name, "severity": severity}
             found.append(Condition("corruptions", facts, partial(_corrupt, name, severity)))

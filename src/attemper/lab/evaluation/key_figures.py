@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from attemper.lab.evaluation.corruption_constants import EXTRA
 from attemper.lab.evaluation.metrics import Bin
 
 Evaluation = Mapping[str, Any]
@@ -23,7 +24,8 @@ class Figure(TypedDict):
 def headline(evaluation: Evaluation) -> list[Figure]:
     """The figures of an evaluation that a table has room for, in their order.
 
-    Of attacks the strongest is shown; of occlusions and corruptions the mean accuracy over all of them.
+    Of attacks the strongest is shown; of occlusions and corruptions the mean accuracy over all of them, but for the
+    corruptions that are published for validation alone.
     """
     found = []
     calibration = evaluation.get("calibration")
@@ -45,11 +47,11 @@ def headline(evaluation: Evaluation) -> list[Figure]:
     return found
 
 
-def _robustness(given: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Figure]:
+def _robustness(given: Mapping[str, Any]) -> list[Figure]:
     found = []
     for group, name in (("occlusion", "occluded"), ("corruptions", "corrupted")):
-        if given[group]:
-            found.append(_share(name, _mean([one["accuracy"] for one in given[group]])))
+        if counted := [one["accuracy"] for one in given[group] if one["kind"] not in EXTRA]:
+            found.append(_share(name, _mean(counted)))
     for kind in ("fgsm", "pgd"):
         attacks = [one for one in given["attacks"] if one["kind"] == kind]
         if attacks:
@@ -89,6 +91,7 @@ def over_seeds(evaluations: Sequence[Evaluation | None]) -> dict[str, Any] | Non
             group: [_together(same) for same in zip(*(each["robustness"][group] for each in known), strict=True)]
             for group in ("occlusion", "attacks", "corruptions")
         }
+        found["corruption_constants"] = known[0].get("corruption_constants")
     return found
 
 

@@ -14,6 +14,7 @@ from attemper.errors import NoSiteError, ParameterError
 from attemper.lab.errors import DataError
 from attemper.lab.evaluation.attacks import at_rest
 from attemper.lab.evaluation.conditions import Condition, conditions_of
+from attemper.lab.evaluation.corruption_constants import published_for
 from attemper.lab.evaluation.metrics import Reading, Tally
 from attemper.lab.evaluation.suites import DEFAULT, Calibration, Robustness, Stochastic, Suite, parse_suites
 from attemper.lab.tasks.seed_streams import derive
@@ -139,6 +140,7 @@ class Trial:
         self.clean = Tally(bins)
         self.conditions: list[Condition] | None = None
         self.averaged: Averaged | None = None
+        self.image: tuple[int, ...] = ()
         for suite in suites:
             if isinstance(suite, Robustness):
                 self.conditions = conditions_of(suite, network)
@@ -152,6 +154,7 @@ class Trial:
 
     def add(self, pixels: Tensor, targets: Tensor, number: int, advance: Share) -> None:
         """Try everything on one batch. number: its place, from which all that is drawn for it follows."""
+        self.image = tuple(pixels.shape[1:])
         self.clean.add(predict(self.network, pixels), targets)
         if self.averaged is not None:
             self.averaged.add(pixels, targets, derive(self.seed, "stochastic", number))
@@ -170,6 +173,7 @@ class Trial:
             found["calibration"] = {name: reading[name] for name in ("brier", "ece", "bins")}
         if self.conditions is not None:
             found["robustness"] = _by_group(self.conditions)
+            found["corruption_constants"] = published_for(*self.image).to_dict()
         if self.averaged is not None:
             found["stochastic"] = self.averaged.read()
         return found

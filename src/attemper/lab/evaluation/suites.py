@@ -46,7 +46,7 @@ class Robustness(Suite):
     """Accuracy on covered, attacked and corrupted images."""
 
     name = "robustness"
-    about = "accuracy under occlusion, FGSM, PGD and ten corruptions at five severities"
+    about = "accuracy under occlusion, FGSM, PGD and 14 published corruptions at five severities"
     epsilon: tuple[float, ...] = EPSILONS
     """Of FGSM and PGD: the largest change of a pixel, where pixels are in [0, 1]."""
     steps: int = 10
@@ -54,11 +54,11 @@ class Robustness(Suite):
     occlusion: tuple[float, ...] = (0.1, 0.25, 0.5)
     """Shares of the image's area that are covered, in the middle and at random."""
     corruptions: tuple[str, ...] | None = None
-    """Names; none: all of them."""
+    """Names; none: those of the published benchmark."""
 
     def __post_init__(self) -> None:
         from attemper.lab.evaluation.attacks import check_epsilon
-        from attemper.lab.evaluation.corruptions import CORRUPTIONS
+        from attemper.lab.evaluation.corruptions import check_corruption
         from attemper.lab.evaluation.occlusion import check_share
 
         object.__setattr__(self, "epsilon", tuple(check_epsilon(each) for each in _listed(self.epsilon)))
@@ -67,9 +67,7 @@ class Robustness(Suite):
         if self.corruptions is not None:
             object.__setattr__(self, "corruptions", tuple(_listed(self.corruptions)))
             for name in self.corruptions:
-                if name not in CORRUPTIONS:
-                    near = suggestion(str(name), CORRUPTIONS)
-                    raise ParameterError(f"There is no corruption {name!r}.{near} There are: {', '.join(CORRUPTIONS)}.")
+                check_corruption(name)
 
 
 @dataclass(frozen=True, kw_only=True)

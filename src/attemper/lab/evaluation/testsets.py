@@ -3,7 +3,6 @@
 Images are decoded while they are evaluated. Files that cannot be decoded are skipped, counted and named.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError, first_line
+from attemper.files import read_json
 from attemper.lab.errors import DataError
 from attemper.lab.evaluation.attacks import at_rest
 from attemper.lab.evaluation.measure import Network, to_pixels
 from attemper.lab.evaluation.metrics import Tally, check_targets
 from attemper.lab.evaluation.wordnet import WORDNET
+from attemper.lab.tasks.sample_files import files_below, subfolders
 from attemper.lab.tasks.source import decode
 
 NAMED = 10
@@ -72,8 +74,8 @@ class TestSet:
     def _read(self, file: Path) -> Tensor | str:
         try:
             return self.decode(file)
-        except (OSError, SyntaxError, ValueError) as error:  # whatever Pillow's plugins raise for a broken file
-            return str(error) or type(error).__name__
+        except (UnreadableError, OSError, SyntaxError, ValueError) as error:  # another decoder's, too
+            return first_line(error)
 
 
 def open_imagenet_v2(
@@ -155,9 +157,9 @@ def open_real(
 
 def _real_labels(path: Path, classes: int) -> list[tuple[int, ...]]:
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"The labels '{path}' cannot be read: {error}.") from None
+        given = read_json(path)
+    except UnreadableError as error:
+        raise DataError(f"The labels cannot be read: {error}") from None
     if not isinstance(given, list):
         raise DataError(f"'{path}' must hold a list with one list of classes per image, such as [[0], [], [3, 7]].")
     for at, each in enumerate(given):
@@ -177,7 +179,7 @@ def _existing(folder: str | Path) -> Path:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    found = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    found = subfolders(folder)
     if not found:
         raise DataError(f"'{folder}' has no subfolders; there must be one per class.")
     return found
@@ -186,7 +188,7 @@ def _subfolders(folder: Path) -> list[Path]:
 def _images(folder: Path) -> list[Path]:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    return sorted(each for each in folder.rglob("*") if each.suffix.lower() in IMG_EXTENSIONS)
+    return files_below(folder, IMG_EXTENSIONS)
 
 
 def _test_set(

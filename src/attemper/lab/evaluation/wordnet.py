@@ -4,11 +4,13 @@ ImageNet's classes have no numbers of their own: a model's output 0 is whichever
 was sorted. The ids come from whoever has ImageNet, so that no list of them has to be kept here.
 """
 
-import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from attemper.errors import UnreadableError
+from attemper.files import parse_json, read_text
 from attemper.lab.errors import DataError
 
 WORDNET = re.compile(r"n\d{8}")
@@ -27,15 +29,15 @@ def wordnet_ids(given: str | Path) -> list[str]:
         where = "has no subfolder that is called like one"
     else:
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"The WordNet ids in '{path}' cannot be read: {error}.") from None
+            text = read_text(path)
+        except UnreadableError as error:
+            raise DataError(f"The WordNet ids cannot be read: {error}") from None
         found = _of_json(text, path) if path.suffix == ".json" else _of_lines(text)
         where = "names none"
     if not found:
         raise DataError(f"'{path}' {where}; WordNet ids look like n01440764.")
-    for name in found:
-        if found.count(name) > 1:
+    for name, count in Counter(found).items():
+        if count > 1:
             raise DataError(f"'{path}' names '{name}' more than once; every class has one id.")
     return found
 
@@ -47,9 +49,9 @@ def _of_lines(text: str) -> list[str]:
 
 def _of_json(text: str, path: Path) -> list[str]:
     try:
-        given: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"'{path}', line {error.lineno}: this is no JSON ({error.msg}).") from None
+        given: Any = parse_json(text, f"'{path}'")
+    except UnreadableError as error:
+        raise DataError(str(error)) from None
     try:
         if isinstance(given, dict) and all(WORDNET.fullmatch(key) for key in given):
             given = [name for name, _ in _numbered({index: name for name, index in given.items()}, path)]
