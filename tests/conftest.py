@@ -24,7 +24,10 @@ def threads_as_before() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-TRIED_OUT = ("test_trial", "test_random_modules", "test_docs")
+TRIED_OUT = (
+    "test_trial", "test_random_modules", "test_sums_outside", "test_docs", "test_spellings", "test_met_by_what_runs",
+    "test_architectures",
+)  # fmt: skip
 """The files whose models are tried out at `apply`. Others ask what the first training pass says, and are quicker."""
 
 
@@ -33,6 +36,7 @@ def trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Leaves the trial run at `apply` away where it is not what a test is about."""
     if request.module.__name__ not in TRIED_OUT:
         monkeypatch.setattr("attemper.tempering.applying.try_out", lambda model, impl: None)
+        monkeypatch.setattr("attemper.tempering.applying.look_at", lambda model: None)
 
 
 @pytest.fixture
@@ -92,6 +96,7 @@ LONG = (
     "test_study_training", "test_ray", "test_distillation", "test_bench", "test_bench_figures", "test_streaming",
     "test_ledger_compiled", "test_memory", "test_trial",
     "test_plans", "test_estimate", "test_embedding_reuse", "test_docs", "test_penalties", "test_graying_half",
+    "test_leaving", "test_run_folder", "test_kills",
     "test_explicit_squares", "test_actions", "test_translation_model", "test_study", "test_report_browser",
     "test_training", "test_streaming_files", "test_audio_study", "test_probes_training", "test_evaluation_attacks",
 )  # fmt: skip
@@ -112,6 +117,11 @@ def _thin_cases(items: list[pytest.Item]) -> None:
         seen.add(test)
 
 
+SELDOM = ("hf-segformer",)
+"""Families of which `make test` tries one test in `SELDOM_SAMPLE`, and `make slow` the others."""
+SELDOM_SAMPLE = 10
+
+
 def _thin_matrices(items: list[pytest.Item]) -> None:
     """Mark as slow what `is_sampled` leaves out of the matrices of families × recipes."""
     matrices: dict[str, dict[str, list[tuple[pytest.Item, str]]]] = {}
@@ -121,6 +131,12 @@ def _thin_matrices(items: list[pytest.Item]) -> None:
         if "family" in params and method is not None:
             rows = matrices.setdefault(item.nodeid.partition("[")[0], {})
             rows.setdefault(str(method), []).append((item, params["family"].name))
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        chosen = params.get("family", params.get("kind", params.get("model")))
+        name = getattr(chosen, "name", "")
+        if name.startswith(SELDOM) and zlib.crc32(item.nodeid.encode()) % SELDOM_SAMPLE:
+            item.add_marker(pytest.mark.slow)
     for rows in matrices.values():
         families = list(dict.fromkeys(name for row in rows.values() for _, name in row))
         for index, row in enumerate(rows.values()):

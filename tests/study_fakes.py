@@ -13,6 +13,7 @@ from typing import Any
 from attemper.errors import ParameterError
 from attemper.lab.study.plan import Plan
 from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.versions import versions_here
 
 EPOCHS = 4
 
@@ -47,6 +48,7 @@ def make_result(spec: RunSpec, fingerprint: str = "f00d", **changes: Any) -> dic
         "parameters": 1000,
         "timing": {"seconds": 0.1},
         "versions": {"torch": "0", "device": "cpu"},
+        "made_under": [versions_here().to_dict()],
         **changes,
     }
 
@@ -104,6 +106,23 @@ class FakeEngine:
         self.note(f"costs {' '.join(recipes)}")
         cost = {"ratio": 1.5, "low": 1.4, "high": 1.6, "milliseconds": 3.0, "peak_memory": None}
         return {recipe: {**cost, "ratio": 1.0} if recipe == "none" else dict(cost) for recipe in recipes}
+
+
+class AcceleratorError(RuntimeError):
+    """Stands for torch's error of this name, after which a process can no longer use its GPU."""
+
+
+gone: set[int] = set()
+"""The processes that have lost their GPU."""
+
+
+def lose_device_once(folder: Path) -> None:
+    """An illegal access in one process of all; whatever that process does afterwards fails, too."""
+    marker = folder.parents[1] / "lost"
+    if os.getpid() in gone or not marker.exists():
+        marker.touch()
+        gone.add(os.getpid())
+        raise AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 def die_once(folder: Path) -> None:

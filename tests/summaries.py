@@ -98,7 +98,7 @@ def summary(recipes: int = 8, *, seeds: int = 5, epochs: int = 30, **changes: An
     return {
         "title": "cifar10 · vit-cifar",
         "metric": "accuracy",
-        "verdict": "dropkey(0.1) is better than none: by 1.0 points, 95 % interval 0.2 to 1.8. No other recipe is.",
+        "verdict": "dropkey(0.1) is better than the baseline: by 1.0 points, 95 % interval 0.2 to 1.8. No other is.",
         "plan": {
             "task": "cifar10",
             "model": "vit-cifar",

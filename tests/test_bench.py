@@ -184,7 +184,7 @@ def test_a_call_that_torch_has_no_kernel_for_says_what_torch_said() -> None:
 def test_a_method_that_does_not_fit_the_shape_is_a_row_that_says_why() -> None:
     report = bench_ops(OpsPlan(shapes=("1x1x3x8",), backends=("math",), methods=("hardmask(0.1, k=5)",), **QUICK))
     reasons = [r.failure for r in report.rows if r.name == "reference"]
-    assert reasons == ["k=5 is more than the number of keys, 3"]
+    assert reasons == ["k=5 is more than the number of keys, 3; give k up to that, or a fraction of the keys"]
 
 
 def test_a_compiler_that_fails_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,12 @@ class Flat(nn.Module):
     def __init__(self, shape, width: int = 8):
         super().__init__()
         self.shape = shape
-        self.embed = nn.Linear(shape.height * shape.width, width)
+        self.embed = nn.Linear(shape.width, width)
         self.layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
         self.head = nn.Linear(width, shape.classes)
 
     def forward(self, x):
-        return self.head(self.layer(self.embed(x.flatten(2))).mean(1))
+        return self.head(self.layer(self.embed(x.flatten(1, 2))).mean(1))
 
 def too_few(name): ...
 def nothing(*given): ...

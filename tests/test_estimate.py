@@ -279,7 +279,7 @@ def test_people_are_told_hours_memory_and_which_gpus_would_wait(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "1,x"], "--gpus is '1,x'; it must be numbers above 0"),
+        (["--gpus", "1,x"], "--gpus is '1,x'; it must be numbers from 1 to 1,000,000"),
         (["--gpus", "0"], "--gpus is '0'"),
         (["--images", "10", "--task", "digits"], "give one of them"),
         (["--steps", "0"], "--steps is 0"),

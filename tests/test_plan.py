@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"nowhere\.yaml cannot be read: No such file"):
         load_plan(tmp_path / "nowhere.yaml")
     (tmp_path / "image.yaml").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(PlanError, match="no text file"):
+    with pytest.raises(PlanError, match="no text in UTF-8"):
         load_plan(tmp_path / "image.yaml")
 
 
@@ -175,8 +175,21 @@ def test_a_grid_is_the_product_of_its_braces() -> None:
     with pytest.raises(RecipeError, match="never opened"):
         expand("a(1})")
     many = f"{{{', '.join(f'{i}e-4' for i in range(1, 13))}}}"
-    with pytest.raises(PlanError, match="stands for 1728 recipes"):
+    with pytest.raises(PlanError, match="stands for 1,728 recipes"):
         Plan.from_dict({"task": "t", "model": "m", "recipes": [f"explicit(q={many}, k={many}, v={many})"]})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "noted"), [(3, 5.0, True), (4, 4.5, True), (5, 5.0, False), (1, 0.5, False)]
+)
+def test_a_warm_up_that_is_longer_than_the_training_is_noted_with_both_numbers(
+    epochs: int, warmup: float, noted: bool
+) -> None:
+    budget = {"epochs": epochs, "warmup_epochs": warmup}
+    plan = Plan.from_dict({"task": "t", "model": "m", "recipes": ["none"], "budget": budget})
+    said = f"the warm-up of {warmup:g} epochs is longer than the training of {epochs}"
+    assert (said in " ".join(plan.notes)) == noted
+    assert (plan.notes == ()) == (not noted)
 
 
 def test_the_default_plan_compares_eight_recipes_over_five_seeds() -> None:

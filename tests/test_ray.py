@@ -199,6 +199,39 @@ def test_many_workers_that_die_at_once_are_replaced_and_many_in_a_row_end_the_st
         pool.poll()
 
 
+class Calling(Deadly):
+    """Stands for Ray when runs are called back; notes who still holds a run by then."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.held = study, list[dict[str, Any]]()
+
+    def cancel(self, task: Any, force: bool = False) -> None:
+        self.held.append(self.study.claims.holders(self.study.runs))
+
+
+def test_runs_that_are_called_back_have_time_to_write_a_checkpoint_first(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(["none"], seeds=1), engine=FakeEngine())
+    study.prepare()
+    pool = RayPool(study, Recorder(), RayCluster())
+    marker = pool._light.enter_context(beacon(study.claims.folder))
+    claim = study.claim(token="ours")
+    assert claim is not None
+    assert not ray_executor._is_gone(marker)
+
+    def run() -> None:
+        study.perform(claim, stop=lambda: ray_executor._is_gone(marker), device=None, log=print)
+
+    study.engine = FakeEngine(pause=0.3)
+    worker = threading.Thread(target=run)
+    worker.start()
+    pool._ray, pool._tasks = Calling(study), {object(): (claim.key, "ours")}
+    pool.stop()
+    worker.join()
+    assert pool._ray.held[0] == {}, "the run was given back before anything was cancelled"
+    assert study.results() == {}
+    assert study.store.attempts() == {}
+
+
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     study = Study(tmp_path, make_plan(), engine=FakeEngine())

@@ -19,6 +19,7 @@ from attemper.lab.study.planfile import load_plan
 from attemper.lab.study.slurm import LEFT_WORK, Job, slurm_script
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
+from attemper.lab.training.checkpoint import load_checkpoint
 from teams import start_server
 
 PLAN = """
@@ -159,7 +160,6 @@ def test_submit_makes_a_study_ready_and_writes_a_script_that_can_be_run(
 def test_a_worker_does_what_is_free_leaves_and_the_last_one_writes_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("attemper.lab.cli.submit.signal.signal", lambda *_: None)  # pytest wants its Ctrl-C back
     (tmp_path / "plan.yaml").write_text(PLAN)
     study = Study(tmp_path / "one", load_plan(tmp_path / "plan.yaml"))
     study.prepare()
@@ -179,9 +179,10 @@ def work_until_told(folder: Path) -> None:
     raise SystemExit(main(["study", "work", str(folder)]))
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGUSR1, LEFT_WORK), (signal.SIGTERM, 130)])
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGUSR1, LEFT_WORK), (signal.SIGTERM, 143)])
 def test_a_worker_that_is_told_to_leave_gives_its_run_back(tmp_path: Path, sign: int, code: int) -> None:
-    (tmp_path / "plan.yaml").write_text(PLAN.replace("epochs: 1,", "epochs: 5000,"))
+    lasting = PLAN.replace("epochs: 1, batch_size: 32", "epochs: 1, batch_size: 1").replace("train=100", "train=1000")
+    (tmp_path / "plan.yaml").write_text(lasting)
     study = Study(tmp_path / "one", load_plan(tmp_path / "plan.yaml"))
     study.prepare()
     start_server()  # which has imported everything: a process of its own would take ten seconds for that
@@ -197,3 +198,7 @@ def test_a_worker_that_is_told_to_leave_gives_its_run_back(tmp_path: Path, sign:
     assert worker.exitcode == code
     status = status_of(study)
     assert (status.running, status.failed, status.missing) == ((), 0, 4)
+    [work] = (study.folder / "work").iterdir()
+    state = load_checkpoint(work)
+    assert state is not None, "inside of its first epoch, minutes before it would write one"
+    assert state["story"]["batch"] > 0

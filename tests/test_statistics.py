@@ -163,20 +163,20 @@ LIKE: list[float | None] = [0.81, 0.80, 0.82, 0.79, 0.80]
 
 def test_a_better_recipe_is_named_with_its_interval_and_corrected_p() -> None:
     said = verdict(study(BASE, dropkey=BETTER, cb=LIKE), seeds=5, missing=0)
-    assert said.startswith("dropkey is better than none by +5.12 points (95 % interval +4.")
+    assert said.startswith("dropkey is better than the baseline `none` by +5.12 points (95 % interval +4.")
     assert "p < 0.001 after correction for 2 comparisons." in said
-    assert said.endswith("The other recipe cannot be distinguished from none with 5 seeds.")
+    assert said.endswith("The other recipe cannot be distinguished from the baseline with 5 seeds.")
 
 
 def test_no_better_recipe_is_a_fine_answer() -> None:
     said = verdict(study(BASE, cb=LIKE), seeds=5, missing=0)
-    assert said.startswith("No recipe is better than none at this budget, as far as 5 seeds can tell")
+    assert said.startswith("No recipe is better than the baseline `none` at this budget, as far as 5 seeds can tell")
 
 
 def test_a_worse_recipe_is_called_worse() -> None:
     said = verdict(study(BETTER, cb=BASE, blur=LIKE), seeds=5, missing=0)
-    assert "No recipe is better than none" in said
-    assert "blur (−5.12 points) are worse than none." in said
+    assert "No recipe is better than the baseline `none`" in said
+    assert "blur (−5.12 points) are worse than the baseline." in said
 
 
 def test_one_seed_is_no_evidence() -> None:
@@ -193,7 +193,7 @@ def test_two_seeds_come_with_a_warning() -> None:
 
 def test_the_same_numbers_everywhere_are_said_to_be_the_same() -> None:
     said = verdict(study(BASE, cb=BASE), seeds=5, missing=0)
-    assert "cb scores exactly as none on every seed." in said
+    assert "cb scores exactly as the baseline on every seed." in said
     shifted: list[float | None] = [0.75, 0.5]
     said = verdict(study(shifted, cb=[1.0, 0.75]), seeds=2, missing=0)
     assert "cb differs by +25.00 points on every seed alike, which leaves no spread to judge it by." in said
@@ -210,4 +210,4 @@ def test_missing_and_diverged_runs_are_said_first_and_last() -> None:
 
 def test_nothing_to_compare_is_said_too() -> None:
     assert "nothing to compare" in verdict(study(BASE), seeds=5, missing=0)
-    assert "can be compared with none yet" in verdict(study([None], cb=[0.5]), seeds=1, missing=1)
+    assert "can be compared with the baseline `none` yet" in verdict(study([None], cb=[0.5]), seeds=1, missing=1)

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
+import study_fakes
 from attemper import files
 from attemper.errors import AttemperError
-from attemper.lab.errors import FolderError, PlanError, StoppedError, StudyError
+from attemper.lab.errors import DeviceLostError, FolderError, PlanError, StoppedError, StudyError
 from attemper.lab.study.executor import work
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import summarise
-from study_fakes import FakeEngine, break_down, die, die_once, fill_the_disk, make_plan, make_result
-from test_claims import silence
+from attemper.lab.training.digests import digest_fits
+from study_fakes import FakeEngine, break_down, die, die_once, fill_the_disk, lose_device_once, make_plan, make_result
+from test_claims import rewrite, silence
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -36,7 +38,9 @@ def results_without_timings(folder: Path) -> dict[str, str]:
     for path in (folder / "runs").iterdir():
         result = json.loads(path.read_text())
         assert path.read_text() == json.dumps(result, sort_keys=True, indent=1) + "\n"
-        result.pop("timing")
+        assert digest_fits(result)
+        for name in ("timing", "digest"):
+            result.pop(name)
         texts[path.name] = json.dumps(result, sort_keys=True)
     return texts
 
@@ -202,7 +206,13 @@ def test_a_finished_study_can_be_shown_from_a_folder_that_may_only_be_read(
 ) -> None:
     worked(tmp_path)
     monkeypatch.setattr(files, "atomic_file", lambda *args, **options: pytest.fail("it writes"))
-    monkeypatch.setattr(os, "open", lambda *args, **options: pytest.fail("it writes"))
+    opened = os.open
+
+    def only_to_read(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        assert not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT), "it writes"
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", only_to_read)
     assert status_of(Study(tmp_path)).done == 9
 
 
@@ -222,6 +232,22 @@ def test_the_worker_that_lost_its_claim_leaves_the_run_to_the_other(tmp_path: Pa
     assert study.results() == {}
     assert heirs[0] is not None
     heirs[0].check()
+
+
+def test_a_worker_that_does_not_wait_finds_out_who_is_dead_on_another_machine_and_who_is_not(tmp_path: Path) -> None:
+    study = Study(tmp_path, make_plan(["none"], seeds=2), engine=FakeEngine(), stale_after=0.6)
+    study.prepare()
+    alive, dying = study.claim(), os.fork()
+    if dying == 0:
+        study.claim()
+        os._exit(0)
+    os.waitpid(dying, 0)
+    assert alive is not None
+    for key in study.runs:
+        rewrite(study.claims, key, scope="another machine")
+    Study(tmp_path, engine=FakeEngine(), stale_after=0.6).work(wait=False)
+    assert study.missing() == [alive.key]
+    alive.release()
 
 
 def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -> None:
@@ -312,6 +338,32 @@ def test_four_workers_do_every_run_once_though_some_die_and_some_runs_fail(tmp_p
     assert set(lines.values()) == {1}, "a run that died goes on from its checkpoint, and no result is made twice"
     assert sum("was killed by signal 9" in note for note in view.notes) == 1
     assert sum("went wrong: RuntimeError" in note for note in view.notes) == 6
+
+
+def test_a_worker_that_lost_its_gpu_leaves_the_other_runs_to_another(tmp_path: Path) -> None:
+    recipes = ["none", "dropkey(0.1)", "cb"]
+    engine = FakeEngine(troubles=dict.fromkeys(("none", "dropkey(0.1)", "cb(cb)"), lose_device_once))
+    view = Recorder()
+    study = Study(tmp_path, make_plan(recipes, seeds=2), engine=engine)
+    status = work(study, workers=1, view=view)
+    assert (status.done, status.failed) == (6, 0)
+    assert sum("went wrong: AcceleratorError" in note for note in view.notes) == 1
+    assert sum("can no longer use its GPU; another one takes its place" in note for note in view.notes) == 1
+
+
+def test_a_gpu_that_is_lost_while_workers_stop_is_no_failure_of_a_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(study_fakes, "gone", set())
+    asked: list[bool] = []
+
+    def lose(folder: Path) -> None:
+        asked.append(True)
+        lose_device_once(folder)
+
+    study = Study(tmp_path, make_plan(["none"], seeds=1), engine=FakeEngine(troubles={"none": lose}))
+    study.prepare()
+    with pytest.raises(DeviceLostError, match="none, seed 0 lost its device: CUDA error"):
+        study.work(stop=lambda: bool(asked), log=lambda text: None)
+    assert study.store.attempts() == {}
 
 
 def test_a_run_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def test_the_cost_of_a_recipe_is_measured_against_none(tmp_path: Path, one_core:
 
 
 def test_recipes_that_do_not_fit_the_model_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    recipes = ["dropkey(schedule=[0.1, 0.2, 0.3])", "hardmask(0.1, k=99)", "cb"]
+    recipes = ["dropkey(schedule=[0.1, 0.2, 0.3])", "layerdrop(schedule=[0.1])", "cb"]
     study = Study(tmp_path / "study", Plan.from_dict({**PLAN, "recipes": recipes}))
     with pytest.raises(PlanError) as caught:
         study.check()
     message = str(caught.value)
     assert message.startswith("2 of the plan's recipes cannot be run with vit-digits(depth=2):\n- dropkey(")
-    assert "- hardmask(0.1, k=99): " in message
+    assert "- layerdrop(" in message
     assert not (tmp_path / "study").exists()

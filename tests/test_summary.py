@@ -147,13 +147,13 @@ def test_a_summary_is_plain_json_with_everything_the_report_needs(tmp_path: Path
     assert set(summary) == keys
     row = rows_of(summary)["a | b"]
     fields = "name recipe lr configurations seeds test validation train mean deviation difference rank diverged missing"
-    assert set(row) == set(f"{fields} parameters cost curves probes rates published".split())
+    assert set(row) == set(f"{fields} parameters cost curves probes rates published versions".split())
     assert row["difference"]["adjusted"] < 0.05
     assert row["rank"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert row["cost"]["ratio"] == 1.5
     assert row["published"] == {"value": 85.2, "deviation": 0.7, "source": "a paper"}
     assert rows_of(summary)["none"]["difference"] is None
-    assert summary["verdict"].startswith("a | b is better than none by +4.")
+    assert summary["verdict"].startswith("a | b is better than the baseline `none` by +4.")
     assert Plan.from_dict(summary["plan"]) == study.plan
 
 
@@ -164,6 +164,19 @@ def test_csv_has_one_line_per_recipe_and_numbers_in_full(tmp_path: Path) -> None
     assert float(lines[1]["mean"]) == summary["recipes"][1]["mean"]
     assert [float(lines[1][f"test_seed_{seed}"]) for seed in range(5)] == summary["recipes"][1]["test"]
     assert lines[0]["difference"] == ""
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-2+3", "@SUM(A1)"])
+def test_no_cell_of_the_csv_is_a_formula(name: str, tmp_path: Path) -> None:
+    plan = make_plan(["none", {"name": name, "recipe": "cb"}], seeds=1)
+    study = Study(tmp_path, plan, engine=FakeEngine())
+    for key, spec in study.runs.items():
+        parts = {part: {"accuracy": value} for part, value in (("test", 0.5 if spec.recipe == "none" else 0.4),)}
+        study.store.save(key, make_result(spec, **parts))
+    lines = list(csv.reader(io.StringIO(to_csv(summarise(study)))))
+    assert lines[2][0] == f"'{name}"
+    assert float(lines[2][lines[0].index("difference")]) == pytest.approx(-0.1), "numbers stay numbers"
+    assert not any(cell.startswith(tuple("=+@")) for line in lines for cell in line)
 
 
 def test_markdown_is_one_table_that_names_cannot_break(tmp_path: Path) -> None:

@@ -172,13 +172,6 @@ def test_a_damaged_checkpoint_is_set_aside_named_and_the_run_starts_again(damage
     assert timeless(result) == timeless(run(spec(), open_task(TASK)))
 
 
-def test_another_runs_checkpoint_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    run(spec("none", epochs=1), open_task(TASK), folder=tmp_path)
-    events: list[dict[str, Any]] = []
-    run(spec("dropkey(0.1)", epochs=1), open_task(TASK), folder=tmp_path, progress=events.append)
-    assert "belongs to another run" in events[0]["warning"]
-
-
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     events: list[dict[str, Any]] = []
@@ -190,7 +183,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / f".{CHECKPOINT}.12345").write_bytes(b"half")
     run(spec("none", epochs=1), open_task(TASK), folder=tmp_path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == [CHECKPOINT, "model.safetensors"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [CHECKPOINT, "model.safetensors", "run.json"]
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half_written(

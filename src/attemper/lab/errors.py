@@ -19,12 +19,24 @@ class StorageError(AttemperError):
     """A file could not be written: a full disk, a folder without permission."""
 
 
+class OtherRunError(StorageError):
+    """A folder holds another run, or files of something else, which would be overwritten."""
+
+
+class VersionsError(AttemperError):
+    """What shall be continued was made under other versions, and nobody has accepted that."""
+
+
 class RankError(AttemperError):
     """Another rank stopped, or cannot be reached."""
 
 
 class StudyError(AttemperError):
     """A study cannot go on; the message says why and what to do."""
+
+
+class DeviceLostError(StudyError):
+    """The GPU of a process can no longer be used by it: only another process can go on."""
 
 
 class FolderError(StudyError):
@@ -40,7 +52,14 @@ class LostClaimError(StudyError):
 
 
 class StoppedError(StudyError):
-    """The study was stopped with Ctrl-C; the message says how to resume."""
+    """A run or a study was stopped by a signal; the message says how to go on.
+
+    code: for the end of the program; 128 and the number of the signal.
+    """
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class PlanError(AttemperError, ValueError):
@@ -56,3 +75,7 @@ class PlanError(AttemperError, ValueError):
 
 class UnreadablePlanError(PlanError, UnreadableError):
     """The file of a plan cannot be opened."""
+
+
+class DamagedPlanError(UnreadablePlanError):
+    """A study's own copy of its plan is not what it was when it was written."""

@@ -30,6 +30,7 @@ from attemper.sites import find_sites
 
 IMAGES = 64
 """Of the test set that are looked at."""
+MOST_SEEDS = 1_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +118,8 @@ def run_experiment(
     log: called with a line per finished run.
     """
     experiment = find_experiment(name)
-    if seeds < 1:
-        raise ParameterError(f"seeds is {seeds}; at least 1 is needed.")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ParameterError(f"seeds is {seeds}; it must be from 1 to {MOST_SEEDS:,}.")
     for arm in experiment.arms:  # all of them before any is trained
         model = _fill(arm.model, vit, mixer)
         check_run(RunSpec(task=task.name, model=model, recipe=arm.recipe, seed=0, budget=budget), task)
@@ -166,7 +167,8 @@ def _one(spec: RunSpec, task: Task, measure: str, device: torch.device | str | N
     attemper.apply(model, spec.recipe)
     if checkpoint is not None:  # a run that diverged in its first epoch has none; its initial weights are looked at
         model.load_state_dict(checkpoint["best"])
-    stored, _ = next(task.test().batches(torch.arange(IMAGES), IMAGES))
+    held_out = task.test()
+    stored, _ = next(held_out.batches(torch.arange(min(IMAGES, len(held_out))), IMAGES))
     inputs = task.to_input(stored)
     look = _entropies if measure == "entropy" else _conditions
     metric = result["metric"]

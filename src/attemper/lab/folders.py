@@ -1,10 +1,14 @@
-"""Sentences for what a file system refuses."""
+"""Sentences for what a file system refuses, and for files that a command would write over."""
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from attemper.errors import MissingFileError, ParameterError, UnreadableError
+from attemper.files import read_bytes
 from attemper.lab.errors import FolderError, UnreadableFolderError
 
 REASONS = {
@@ -45,3 +49,31 @@ def folder_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise folder_error(error, path) from error
+
+
+def refuse_foreign(path: Path, is_ours: Callable[[bytes], bool], what: str) -> None:
+    """Raise if a file is there that a command would write over, and that is not the same kind of file.
+
+    is_ours: whether its content is. what: in words, such as 'a page of Attemper'. An empty file may be written over.
+    """
+    try:
+        data = read_bytes(path)
+    except MissingFileError:
+        return
+    except UnreadableError as error:
+        if path.is_dir():
+            raise ParameterError(f"{path} is a folder; give the name of a file in it.") from None
+        if isinstance(error.__cause__, OSError):
+            raise folder_error(error.__cause__, path) from error
+        raise
+    if data.strip() and not is_ours(data):
+        raise ParameterError(f"{path} is there already, and is not {what}. Give another name, or remove it.")
+
+
+def read_object(data: bytes) -> Mapping[str, Any]:
+    """The JSON object that a file holds; an empty one where it holds anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -9,6 +9,8 @@ from attemper.errors import ParameterError
 from attemper.lab.bench.options import OpsPlan, StepPlan
 from attemper.lab.bench.results import OpsReport, StepReport, save
 from attemper.lab.bench.terminal import progress_on, show
+from attemper.lab.folders import read_object, refuse_foreign
+from attemper.lab.report.page import is_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Ops(OpsPlan):
         from attemper.lab.bench.html_page import write_page
         from attemper.lab.bench.ops import bench_ops
 
-        check_files(self.json, self.page)
+        check_files(self.json, self.page, "ops")
 
         def keep(report: OpsReport) -> None:
             if self.json is not None:
@@ -61,7 +63,7 @@ class Step(StepPlan):
         from attemper.lab.bench.html_page import write_page
         from attemper.lab.bench.step import bench_step
 
-        check_files(self.json, self.page)
+        check_files(self.json, self.page, "step")
         with progress_on("bench step") as progress:
             report = bench_step(self, command=command_line(words), progress=progress)
         if self.json is not None:
@@ -78,11 +80,16 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(["attemper", "bench", *plain]) if words else ""
 
 
-def check_files(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, before minutes are spent on what should go into them."""
-    for path in paths:
+def check_files(figures: Path | None, page: Path | None, benchmark: str) -> None:
+    """Refuse files that cannot be written, or hold something else, before minutes are spent on what goes into them."""
+    for path in (figures, page):
         if path is not None and path.is_dir():
             raise ParameterError(f"{path} is a folder; give the name of a file in it")
         folder = None if path is None else next(parent for parent in path.absolute().parents if parent.exists())
         if folder is not None and not folder.is_dir():
             raise ParameterError(f"{path} cannot be written: {folder} is not a folder")
+    if figures is not None:
+        what = f"figures of 'attemper bench {benchmark}'"
+        refuse_foreign(figures, lambda data: read_object(data).get("benchmark") == benchmark, what)
+    if page is not None:
+        refuse_foreign(page, is_page, "a page of Attemper")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Clock = Literal["wall", "cpu"]
 Mode = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+MOST = {"rounds": 100_000, "threads": 1_024, "batch": 1_000_000}
+"""The largest numbers that somebody can mean."""
 Progress = Callable[[float, str], None]
 """Called with the share of the work that is done, 0 … 1, and what is done next."""
 
@@ -50,6 +52,9 @@ class Plan:
         """Raise if an option is out of range."""
         if self.rounds < 2:
             raise ParameterError(f"rounds must be at least 2, for a median and its interval; got {self.rounds}")
+        for name, most in MOST.items():
+            if (getattr(self, name, None) or 0) > most:
+                raise ParameterError(f"{name} must be at most {most:,}, got {getattr(self, name)}")
         if self.clock not in get_args(Clock):
             raise ParameterError(f"clock must be one of {', '.join(get_args(Clock))}; got {self.clock!r}")
         if self.threads is not None and self.threads < 1:

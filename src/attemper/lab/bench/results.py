@@ -4,10 +4,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attemper.errors import UnreadableError
-from attemper.files import atomic_write
+from attemper.files import atomic_write, read_json_object
 
 FORMAT = 1
 """Raised when the meaning of a field changes."""
@@ -157,10 +156,10 @@ def save(report: Report, path: Path) -> None:
 def load(path: Path) -> Report:
     """The report that `save` wrote."""
     try:
-        given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        given = read_json_object(path)
         form, kind = given.pop("format"), given["benchmark"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableError(f"{path} is no result of `attemper bench`: {error}") from error
+    except KeyError as error:
+        raise UnreadableError(f"{path} is no result of `attemper bench`: it has no {error}.") from error
     if form != FORMAT or kind not in ("ops", "step"):
         raise UnreadableError(
             f"{path} holds benchmark '{kind}' in format {form}; this version reads ops and step in format {FORMAT}"

@@ -41,7 +41,7 @@ def find_shapes(names: Sequence[str], device: str) -> list[Shape]:
 def _find(name: str, known: dict[str, Shape], device: str) -> Shape:
     if name in known:
         return known[name]
-    sizes = [int(size) for size in name.split("x")] if re.fullmatch(r"\d+(x\d+){3}", name) else []
+    sizes = [int(size) for size in name.split("x")] if re.fullmatch(r"[0-9]{1,7}(x[0-9]{1,7}){3}", name) else []
     if len(sizes) == 4 and min(sizes) > 0:
         return Shape(*sizes)
     raise ParameterError(

@@ -1,4 +1,4 @@
-"""`attemper bench step`: a whole training step of a ViT, every method against none, compiled and not."""
+"""`attemper bench step`: a whole training step of a ViT, every method against a model without any, compiled and not."""
 
 import itertools
 import time

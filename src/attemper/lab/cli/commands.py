@@ -40,12 +40,18 @@ COMMANDS: Mapping[str, str | Group] = {
             "export": "study:Export",
         },
     ),
-    "plan": ("Know what a plan will take before it is run.", {"estimate": "estimate:EstimateCommand"}),
+    "plan": (
+        "Know whether a plan can be run, and what it will take.",
+        {"check": "check:CheckCommand", "estimate": "estimate:EstimateCommand"},
+    ),
     "report": "study:Report",
     "diagnose": "diagnose:Diagnose",
     "experiment": "experiment:Experiment",
     "methods": "methods:Methods",
-    "data": ("Fetch and check data sets.", {"prepare": "data:Prepare", "verify": "data:Verify"}),
+    "data": (
+        "Fetch and check data sets.",
+        {"prepare": "data:Prepare", "preview": "data:Preview", "verify": "data:Verify"},
+    ),
     "bench": ("Measure what methods cost on this machine.", {"ops": "bench:BenchOps", "step": "bench:BenchStep"}),
 }
 """Module and class of every command, in the order of the help; the modules lie beside this one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import tyro
 
 from attemper.lab.cli.executor_options import Where
 from attemper.lab.cli.options import (
+    Accept,
     Change,
     Costs,
     Data,
@@ -85,16 +87,15 @@ class Compare:
     where: Where = field(default_factory=Where)
     no_costs: Costs = False
     change_plan: Change = False
+    accept_versions: Accept = False
     parallel: Parallel = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.study.comparison import DEFAULT_PLAN
-        from attemper.lab.study.planfile import load_plan
         from attemper.lab.study.settings import Settings
 
         settings = Settings(self.probe_every, self.track)
-        plan = self.changed(load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN))
+        plan = self.changed(given_plan(self.plan))
         return carry_out(
             plan,
             self.folder or folder_of(plan),
@@ -103,6 +104,7 @@ class Compare:
             data=self.data,
             costs=not self.no_costs,
             change_plan=self.change_plan,
+            accept_versions=self.accept_versions,
             json=self.json,
             settings=settings,
             parallel=self.parallel,
@@ -128,6 +130,14 @@ class Compare:
         return Plan.from_dict(whole)
 
 
+def given_plan(file: Path | None) -> dict[str, Any]:
+    """What a plan file says, or the embedded comparison where there is none."""
+    from attemper.lab.study.comparison import DEFAULT_PLAN
+    from attemper.lab.study.planfile import load_plan
+
+    return dict(DEFAULT_PLAN) if file is None else load_plan(file, pipes=True).to_dict()
+
+
 def folder_of(plan: Plan) -> Path:
     """runs/<task>-<model>, in characters that every file system takes; runs that are evaluated are other runs."""
     name = f"{plan.task}-{plan.model}{'-evaluated' if plan.evaluate else ''}"
@@ -144,6 +154,7 @@ def carry_out(
     data: Path | None,
     costs: bool,
     change_plan: bool,
+    accept_versions: bool,
     json: bool,
     settings: Settings | None = None,
     parallel: Literal["ddp", "fsdp"] | None = None,
@@ -155,9 +166,15 @@ def carry_out(
     """
     from attemper.lab.study.comparison import compare
     from attemper.lab.study.live import make_view
+    from attemper.lab.training.leaving import ending_as, interrupted_by, noting
     from attemper.lab.training.ranks import joined
 
-    with joined(parallel) as ranks:
+    told: list[int] = []
+    with (
+        ending_as(told),
+        joined(parallel) as ranks,
+        (interrupted_by if ranks.alone else noting)(signal.SIGTERM, into=told),
+    ):
         screen = console(json=json, quiet=not ranks.main)
         summary = compare(
             plan,
@@ -170,6 +187,8 @@ def carry_out(
             command=command_line(words),
             settings=settings,
             attempts=where.attempts,
+            accept_versions=accept_versions,
+            stop=lambda: bool(told),
         )
         if ranks.main:
             report = write_report(summary, folder / "report.html")

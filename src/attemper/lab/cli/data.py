@@ -36,12 +36,36 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Preview:
+    """Show which classes the names of files give, and how many files each has; no file is opened.
+
+    Of use before a pattern for names is put into a plan: {label} is the class, files with the same {group} are never
+    separated, * is anything and # a number.
+
+    Examples
+      attemper data preview folder:photos
+      attemper data preview "audio:recordings(label='{label}_{group}_*.wav')"
+    """
+
+    task: Task
+    """Such as folder:PATH or audio:PATH."""
+    data: Data = None
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.tasks.registry import preview
+
+        say(console(), *preview(self.task, self.data))
+        return 0
+
+
+@dataclass(frozen=True)
 class Verify:
     """Check that the files of a task are there and whole, against their published checksums where there are any.
 
     Examples
       attemper data verify cifar10
       attemper data verify folder:flowers
+      attemper data verify "folder:flowers(broken=skip)"
     """
 
     task: Task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json as json_module
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
 DEFAULT_SIZE, DEFAULT_CLASSES = 32, 1000
+WRITTEN = ("index.html", "table.json", "heat-*.png", "curve-*.png", "looks-*.png", "rollout-*.png")
+"""What is written into the folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Diagnose:
         from attemper.lab.training.loop import choose_device
 
         query = read_query(self.query)
+        check_out(self.out, self._of())
         where, device = console(json=self.json), choose_device(self.device)
         self._check()
         size = self.size or published_size(self.model) or DEFAULT_SIZE
@@ -91,17 +95,25 @@ class Diagnose:
         notes = [images.warning] if images.warning else []
         shown, drawn = self._pictures(models, images, inputs, query)
         notes += shown
-        written = write_all(self.out, table, drawn, self._about(images, words, notes), self.model)
+        written = write_all(self.out, table, drawn, self._about(images, words, notes), self._of())
         say(where, str(table), *(f"note: {note}" for note in notes), "", f"Written: {written}")
         if self.json:
             print_json(table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)})
         return 0
 
+    def _of(self) -> dict[str, str]:
+        """What is diagnosed: a folder that holds another diagnosis is left alone."""
+        paths = {"checkpoint": self.checkpoint, "beside": self.beside, "images": self.images}
+        files = {name: str(path) for name, path in paths.items() if path is not None}
+        return {"model": self.model, "recipe": self.recipe, **files}
+
     def _check(self) -> None:
-        for name, least in (("most", 1), ("pictures", 0), ("size", 1), ("classes", 1)):
+        limits = {"most": (1, 10_000), "pictures": (0, 10_000), "size": (1, 8_192), "classes": (1, 1_000_000)}
+        for name, (least, largest) in limits.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ParameterError(f"--{name} is {value}; it must be at least {least}.")
+            if value is not None and not least <= value <= largest:
+                end = f"at least {least}" if value < least else f"at most {largest:,}"
+                raise ParameterError(f"--{name} is {value}; it must be {end}.")
         if self.channels not in (1, 3):
             raise ParameterError(f"--channels is {self.channels}; it must be 1 or 3.")
 
@@ -159,7 +171,7 @@ def read_query(text: str) -> Query:
     if text.strip() == "class":
         return None
     parts = text.split(",")
-    if len(parts) == 2 and all(part.strip().isdigit() for part in parts):
+    if len(parts) == 2 and all(re.fullmatch(r"\s*[0-9]{1,6}\s*", part) for part in parts):
         return int(parts[0]), int(parts[1])
     raise ParameterError(f"--query is '{text}'; it must be 'class', or row and column of a patch such as 3,4.")
 
@@ -203,20 +215,41 @@ def to_input(pixels: Tensor, model: str, channels: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-def write_all(out: Path, table: Table, drawn: Mapping[str, Image], about: Sequence[str], model: str) -> Path:
-    """Write PNGs, the table as JSON and the page; returns the page's path."""
+def check_out(out: Path, of: Mapping[str, str]) -> None:
+    """Raise if a folder holds a diagnosis of something else, or files of others that would be written over."""
+    from attemper.errors import UnreadableError
+    from attemper.files import read_bytes
+    from attemper.lab.folders import read_object
+
+    try:
+        there = read_object(read_bytes(out / "table.json")).get("of")
+    except UnreadableError:
+        there = None
+    if isinstance(there, dict):
+        names = [name for name in dict.fromkeys((*there, *of)) if there.get(name) != of.get(name)]
+        other = f"the diagnosis of another {names[0]} ({there.get(names[0], 'none')})" if names else ""
+    else:
+        found = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
+        other = f"{found[0]}, which does not come from a diagnosis" if found else ""
+    if other:
+        raise ParameterError(f"{out} holds {other}, and was left as it is. Choose another folder with --out.")
+
+
+def write_all(out: Path, table: Table, drawn: Mapping[str, Image], about: Sequence[str], of: Mapping[str, str]) -> Path:
+    """Write PNGs, the table as JSON and the page; returns the page's path. of: what was diagnosed."""
     from attemper.files import atomic_write
     from attemper.lab.folders import folder_errors
     from attemper.lab.report.diagnosis import make_page
 
     pictures = {name: _png(picture) for name, picture in drawn.items()}
     captions = {_caption(name): png for name, png in pictures.items()}
-    page = make_page(table, title=f"Attention of {model}", about=about, pictures=captions)
+    page = make_page(table, title=f"Attention of {of['model']}", about=about, pictures=captions)
+    figures = {"of": dict(of), **table.to_dict()}
     with folder_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         for name, png in (pictures | {name: _png(picture) for name, picture in charts(table).items()}).items():
             atomic_write(out / f"{name}.png", png)
-        atomic_write(out / "table.json", json_module.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n")
+        atomic_write(out / "table.json", json_module.dumps(figures, indent=1, allow_nan=False) + "\n")
         atomic_write(out / "index.html", page)
     return out / "index.html"
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attemper.errors import ParameterError
-from attemper.lab.cli.compare import Compare, File
+from attemper.errors import ParameterError, quoted
+from attemper.lab.cli.compare import Compare, File, given_plan
 from attemper.lab.cli.options import Data, Json, Number, Text, Texts, Workers
 from attemper.lab.cli.printing import console, print_json, say
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from attemper.lab.study.plan import Plan
 
 GIB = 1024**3
+MOST_GPUS = 1_000_000
+MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,11 @@ class EstimateCommand:
         from attemper.lab.study.estimate import estimate
         from attemper.lab.study.probing import probe
 
-        if self.steps < 1:
-            raise ParameterError(f"--steps is {self.steps}; it must be at least 1.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ParameterError(f"--steps is {self.steps}; it must be from 1 to {MOST_STEPS:,}.")
         numbers, plan, screen = read_numbers(self.gpus), self._plan(), console(json=self.json)
         self._check(plan)
+        say(screen, *(f"note: {note}" for note in plan.notes))
         say(screen, f"measuring {self.steps} steps of each of {len(plan.recipes)} recipes")
         found = probe(plan, root=self.data, workers=self.workers, per_gpu=self.per_gpu, steps=self.steps)
         result = estimate(plan, found, numbers)
@@ -84,11 +88,8 @@ class EstimateCommand:
         return 0
 
     def _plan(self) -> Plan:
-        from attemper.lab.study.comparison import DEFAULT_PLAN
-        from attemper.lab.study.planfile import load_plan
         from attemper.lab.training.teacher import with_untrained_teacher
 
-        given: dict[str, Any] = load_plan(self.plan).to_dict() if self.plan is not None else dict(DEFAULT_PLAN)
         task = self.task
         if self.images is not None:
             if self.task is not None:
@@ -105,7 +106,7 @@ class EstimateCommand:
             batch_size=self.batch_size,
             augment=self.augment,
         )
-        plan = changes.changed(given)
+        plan = changes.changed(given_plan(self.plan))
         return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
 
     def _check(self, plan: Plan) -> None:
@@ -128,8 +129,10 @@ def read_numbers(text: str | None) -> list[int]:
     if text is None:
         return []
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise ParameterError(f"--gpus is '{text}'; it must be numbers above 0 joined by commas, such as 1,8,64.")
+    if not all(re.fullmatch(r"[0-9]{1,7}", part) and 0 < int(part) <= MOST_GPUS for part in parts):
+        raise ParameterError(
+            f"--gpus is {quoted(text)}; it must be numbers from 1 to {MOST_GPUS:,} joined by commas, such as 1,8,64."
+        )
     return [int(part) for part in parts]
 
 

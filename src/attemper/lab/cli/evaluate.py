@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +83,8 @@ class Evaluate:
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
         path, page = (self.run_folder / f"evaluation.{ending}" for ending in ("json", "html"))
         with folder_errors(path):
+            for kept in _keep_other(found, path, page):
+                say(where, f"note: an evaluation of other things was there; it is now {kept}")
             atomic_write(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
             atomic_write(page, _page(found))
         say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
@@ -122,6 +124,22 @@ class Evaluate:
         from attemper.lab.evaluation.testsets import evaluate_test_set
 
         return [evaluate_test_set(finished.model, other, normalise=finished.normalise) for other in others]
+
+
+def _keep_other(found: dict[str, Any], path: Path, page: Path) -> list[Path]:
+    """Rename an earlier evaluation that measured other things, so that it is not lost; gives the new paths."""
+    from attemper.files import read_bytes, set_aside
+    from attemper.lab.folders import read_object
+
+    if not path.exists():
+        return []
+    there = read_object(read_bytes(path))
+    same = there.get("suites") == found["suites"] and _names(there) == _names(found)
+    return [] if same else [set_aside(each, "before") for each in (path, page) if each.exists()]
+
+
+def _names(found: Mapping[str, Any]) -> list[Any]:
+    return [each.get("name") for each in found.get("test_sets", ()) if isinstance(each, dict)]
 
 
 def _summary(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`attemper experiment`: the papers' experiments on what goes on inside a model."""
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,6 +50,7 @@ class Experiment:
     def run(self, words: Sequence[str] = ()) -> int:
         from attemper.lab.experiments import EXPERIMENTS, find_experiment, run_experiment
         from attemper.lab.tasks.registry import open_task
+        from attemper.lab.training.schedule import schedule_notes
         from attemper.lab.training.spec import Budget
 
         where = console(json=self.json)
@@ -62,11 +63,16 @@ class Experiment:
             where.print(grid)
             return 0
         experiment = find_experiment(self.name)
-        say(where, experiment.title, f"In the paper: {experiment.expected}", "")
+        task = open_task(self.task, self.data)
+        budget = Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
+        asked = {"task": task.name, "models": {"ViT": self.vit, "mixer": self.mixer}, "seeds": self.seeds}
+        check_out(self.out, self.name, {**asked, "budget": budget.to_dict()})
+        notes = [f"note: {note}" for note in schedule_notes(budget)]
+        say(where, experiment.title, f"In the paper: {experiment.expected}", *notes, "")
         found = run_experiment(
             self.name,
-            open_task(self.task, self.data),
-            budget=Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr),
+            task,
+            budget=budget,
             seeds=self.seeds,
             vit=self.vit,
             mixer=self.mixer,
@@ -94,6 +100,31 @@ def markdown(found: dict[str, Any]) -> str:
         ends = " | ".join("–" if value is None else f"{value:.3g}" for value in (arm["median"][0], arm["median"][-1]))
         lines.append(f"| {arm['name']} | {100 * arm['mean']:.2f}{spread} | {ends} | {arm['diverged']} |")
     return "\n".join(lines)
+
+
+def check_out(out: Path, name: str, asked: dict[str, Any]) -> None:
+    """Raise if files of an experiment are there already and tell of another task, other models or another budget."""
+    from attemper.errors import ParameterError
+    from attemper.files import read_bytes
+    from attemper.lab.folders import read_object
+
+    paths = [out / f"{name}.{ending}" for ending in ("json", "md", "png")]
+    there = [path for path in paths if path.exists()]
+    if not there:
+        return
+    found, wanted = _flat(read_object(read_bytes(paths[0])) if paths[0].is_file() else {}), _flat(asked)
+    other = next((what for what, value in wanted.items() if found.get(what) != value), None)
+    if other is not None:
+        told = f"its {other} is {found[other]}, not {wanted[other]}" if other in found else "it is of no experiment"
+        raise ParameterError(f"{there[0]} is there already, and {told}. Choose another folder with --out.")
+
+
+def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What an experiment says of itself, without nesting."""
+    nested = {name: value for name, value in found.items() if isinstance(value, dict)}
+    return {**found, **{name: value for each in nested.values() for name, value in each.items()}} | dict.fromkeys(
+        nested
+    )
 
 
 def write(found: dict[str, Any], out: Path) -> Path:

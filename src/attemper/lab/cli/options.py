@@ -39,4 +39,6 @@ TRACKERS = (
 Trackers = Annotated[tuple[str, ...], option(TRACKERS, "NAME …")]
 Costs = Annotated[bool, option("Do not measure what a training step costs with each recipe.", name="no-costs")]
 Json = Annotated[bool, option("Print the result as JSON; progress goes to standard error.")]
+ACCEPT = "Go on with what was begun under other versions of torch or of Attemper's results; results say so."
+Accept = Annotated[bool, option(ACCEPT)]
 Change = Annotated[bool, option("Use a folder that holds another plan's study; results in common stay.")]

@@ -10,7 +10,7 @@ import tyro
 
 from attemper.lab.cli.compare import carry_out
 from attemper.lab.cli.executor_options import Where
-from attemper.lab.cli.options import Data, Json, Writable
+from attemper.lab.cli.options import Accept, Data, Json, Writable
 from attemper.lab.cli.printing import console, say
 
 
@@ -34,6 +34,7 @@ class Reproduce:
     """Print the plan, and do nothing."""
     data: Data = None
     where: Where = field(default_factory=Where)
+    accept_versions: Accept = False
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -64,6 +65,7 @@ class Reproduce:
             data=self.data,
             costs=self.scale != "smoke",  # they would take longer than the runs
             change_plan=False,
+            accept_versions=self.accept_versions,
             json=self.json,
         )
 

@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attemper.errors import ParameterError
 from attemper.files import atomic_write
 from attemper.lab.cli.compare import carry_out, write_report
 from attemper.lab.cli.executor_options import Where
-from attemper.lab.cli.options import Costs, Data, Folder, Json, Writable
+from attemper.lab.cli.options import Accept, Costs, Data, Folder, Json, Writable
 from attemper.lab.cli.printing import console, print_json, say
 
 if TYPE_CHECKING:
@@ -90,6 +88,7 @@ class Resume:
     data: Data = None
     where: Where = field(default_factory=Where)
     no_costs: Costs = False
+    accept_versions: Accept = False
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -104,6 +103,7 @@ class Resume:
             data=self.data,
             costs=not self.no_costs,
             change_plan=False,
+            accept_versions=self.accept_versions,
             json=self.json,
         )
 
@@ -125,12 +125,15 @@ class Export:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.folders import folder_errors
-        from attemper.lab.study.export import to_csv, to_markdown
+        from attemper.lab.folders import folder_errors, refuse_foreign
+        from attemper.lab.study.export import is_table, to_csv, to_markdown
         from attemper.lab.study.study import Study
         from attemper.lab.study.summary import summarise
 
-        summary = summarise(Study(self.folder, root=self.data))
+        study = Study(self.folder, root=self.data)
+        if self.out is not None:
+            refuse_foreign(self.out, lambda data: is_table(data, self.format), f"a table of a study as {self.format}")
+        summary = summarise(study)
         if self.format == "json":
             text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
         else:
@@ -138,7 +141,6 @@ class Export:
         if self.out is None:
             sys.stdout.write(text)
             return 0
-        _refuse_folder(self.out)
         with folder_errors(self.out):
             atomic_write(self.out, text)
         return 0
@@ -159,18 +161,15 @@ class Report:
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.folders import refuse_foreign
+        from attemper.lab.report.page import is_page
         from attemper.lab.study.study import Study
         from attemper.lab.study.summary import summarise
 
         study = Study(self.folder, root=self.data)
         if self.out is not None:
-            _refuse_folder(self.out)
+            refuse_foreign(self.out, is_page, "a page of Attemper")
         summary = summarise(study, command=f"attemper study resume {self.folder.name}")
         path = write_report(summary, self.out or self.folder / "report.html")
         say(console(), f"Report: {path}")
         return 0
-
-
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir():
-        raise ParameterError(f"{path} is a folder; give the name of a file in it.")

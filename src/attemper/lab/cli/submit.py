@@ -13,11 +13,8 @@ import tyro
 from attemper.errors import ParameterError
 from attemper.files import atomic_write
 from attemper.lab.cli.compare import write_report
-from attemper.lab.cli.options import Data, Folder, Number, Text, Writable
+from attemper.lab.cli.options import Accept, Data, Folder, Number, Text, Writable
 from attemper.lab.cli.printing import console, say
-
-STOPPED = 130
-"""The exit code of whatever is stopped from outside."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,10 @@ class Submit:
     out: Writable = None
     """The file to write; otherwise standard output."""
     data: Data = None
+    accept_versions: Accept = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.folders import folder_errors
+        from attemper.lab.folders import folder_errors, refuse_foreign
         from attemper.lab.study.locks import check_locks
         from attemper.lab.study.planfile import load_plan
         from attemper.lab.study.slurm import Job, slurm_script
@@ -70,7 +68,8 @@ class Submit:
 
         if not self.slurm:
             raise ParameterError("For which scheduler? There is one so far: --slurm.")
-        study = Study(self.folder, None if self.plan is None else load_plan(self.plan), self.data)
+        plan = None if self.plan is None else load_plan(self.plan, pipes=True)
+        study = Study(self.folder, plan, self.data, accept_versions=self.accept_versions)
         job = Job(
             tasks=max(1, len(study.missing())) if self.tasks is None else self.tasks,
             time=self.time,
@@ -82,6 +81,8 @@ class Submit:
             most=self.most,
             more=self.sbatch,
         )
+        if self.out is not None:
+            refuse_foreign(self.out, lambda data: b"#SBATCH --job-name=" in data, "a job script for Slurm")
         name, here = f"attemper-{study.folder.absolute().name}", Path.cwd()
         script = slurm_script(job, self.command(), name=name, folder=study.folder, here=here)
         study.check()
@@ -97,7 +98,8 @@ class Submit:
         program = shutil.which("attemper")
         start = [program] if program else [sys.executable, "-m", "attemper"]
         data = [] if self.data is None else ["--data", str(self.data.absolute())]
-        return [*start, "study", "work", str(self.folder.absolute()), *data]
+        accept = ["--accept-versions"] if self.accept_versions else []
+        return [*start, "study", "work", str(self.folder.absolute()), *data, *accept]
 
     def _put(self, script: str) -> None:
         from attemper.lab.folders import folder_errors
@@ -115,9 +117,9 @@ class Submit:
 class Work:
     """Do runs of a study in this process until none is free, and leave: one worker, for job scripts.
 
-    USR1, TERM or Ctrl-C make it give its run back, which goes on elsewhere from its last checkpoint, and leave. The
-    exit code is then 75 after USR1, by which job scripts know that they shall queue again, and 130 otherwise. Whoever
-    finishes the last run writes the summary and the page.
+    USR1, TERM or Ctrl-C make it write a checkpoint, give its run back and leave; a second one ends it at once. The
+    exit code is then 75 after USR1, by which job scripts know that they shall queue again, 143 after TERM and 130
+    after Ctrl-C. Whoever finishes the last run writes the summary and the page.
 
     Examples
       attemper study work runs/digits-vit-digits
@@ -127,6 +129,7 @@ class Work:
     data: Data = None
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    accept_versions: Accept = False
 
     def run(self, words: Sequence[str] = ()) -> int:
         import torch
@@ -138,18 +141,23 @@ class Work:
         from attemper.lab.study.status import status_of
         from attemper.lab.study.study import Study
         from attemper.lab.study.summary import summarise
+        from attemper.lab.training.devices import usable_device
+        from attemper.lab.training.leaving import exit_code, noting
 
         where = console()
-        study = Study(self.folder, root=self.data)
+        if self.device is not None:
+            usable_device(self.device)
+        study = Study(self.folder, root=self.data, accept_versions=self.accept_versions)
         study.check_data()
+        study.join()
         check_locks(study.claims.folder)
         torch.set_num_threads(cores())
-        told = leave_on_signals()
-        study.work(stop=lambda: bool(told), device=self.device, log=lambda text: say(where, text), wait=False)
+        with noting(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, say=_promise) as told:
+            study.work(stop=lambda: bool(told), device=self.device, log=lambda text: say(where, text), wait=False)
         status = status_of(study)
         say(where, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running.")
         if told and study.missing():
-            return LEFT_WORK if told[0] == signal.SIGUSR1 else STOPPED
+            return LEFT_WORK if told[0] == signal.SIGUSR1 else exit_code(told[0])
         if not study.missing():
             study.sweep()
             summary = summarise(study, command=f"attemper study resume {self.folder.name}")
@@ -158,9 +166,6 @@ class Work:
         return 1 if status.failed else 0
 
 
-def leave_on_signals() -> list[int]:
-    """A list that gets the signals by which the scheduler, or somebody at the keyboard, wants us to leave."""
-    told: list[int] = []
-    for sign in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda number, _: told.append(number))
-    return told
+def _promise(number: int) -> str:
+    name = signal.Signals(number).name
+    return f"{name}: this worker writes a checkpoint, gives its run back and leaves; a second signal ends it at once."

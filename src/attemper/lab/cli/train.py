@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.evaluate import show_evaluation
-from attemper.lab.cli.options import Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
+from attemper.lab.cli.options import Accept, Data, Json, Number, Parallel, Suites, Text, Trackers, Writable
 from attemper.lab.cli.printing import console, print_json, say
 from attemper.lab.training.spec import Budget, RunSpec
 
 if TYPE_CHECKING:
+    from attemper.lab.training.leaving import Leave
     from attemper.lab.training.ranks import Ranks
     from attemper.lab.training.tracking import Follower
 
@@ -26,7 +28,8 @@ class Train:
 
     The epoch is chosen on validation, and the test set is read once, at the end. With --folder the run can be stopped
     and goes on where it was; its result is then written there as result.json, and the weights of the chosen epoch as
-    model.safetensors, which 'attemper evaluate' reads.
+    model.safetensors, which 'attemper evaluate' reads. Ctrl-C and TERM write a checkpoint first. A folder that holds
+    another run is left alone.
 
     Examples
       attemper train
@@ -54,16 +57,35 @@ class Train:
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
     parallel: Parallel = None
+    accept_versions: Accept = False
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
+        from attemper.lab.training.leaving import Leave, exit_code, noting
         from attemper.lab.training.ranks import joined
 
-        with joined(self.parallel) as ranks:
-            self._train(ranks)
-        return 0
+        numbers = [signal.SIGTERM] if self.folder is None else [signal.SIGTERM, signal.SIGINT]
+        with joined(self.parallel) as ranks, noting(*numbers, say=self._promise if ranks.main else None) as told:
+            try:
+                self._train(ranks, told)
+                return 0
+            except Leave as leave:
+                left = leave
+        if ranks.main:
+            self._say_left(left, told[0])
+        return exit_code(told[0] if told else signal.SIGTERM)
 
-    def _train(self, ranks: Ranks) -> None:
+    def _promise(self, number: int) -> str:
+        kept = "without anything kept, since there is no --folder" if self.folder is None else "after a checkpoint"
+        return f"{signal.Signals(number).name}: the run ends at its next step, {kept}; a second signal ends it at once."
+
+    def _say_left(self, left: Leave, number: int) -> None:
+        kept = "It was not kept: there is no --folder."
+        if left.place:
+            kept = f"Its checkpoint in {self.folder} stands at {left.place}; run the same command to go on."
+        say(console(json=True), f"attemper: the run was stopped by {signal.Signals(number).name}. {kept}")
+
+    def _train(self, ranks: Ranks, told: Sequence[int]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from attemper.files import atomic_write
@@ -73,7 +95,11 @@ class Train:
         from attemper.lab.tasks.registry import open_task
         from attemper.lab.tracking.registry import check_trackers
         from attemper.lab.training.check import check_run
+        from attemper.lab.training.digests import with_digest
+        from attemper.lab.training.leaving import Leave
         from attemper.lab.training.loop import run
+        from attemper.lab.training.run_folder import RESULT, take_folder
+        from attemper.lab.training.schedule import schedule_notes
         from attemper.lab.training.teacher import with_teacher_hash
         from attemper.recipe import as_methods, render
 
@@ -81,6 +107,8 @@ class Train:
         check_trackers(self.track)
         if self.track and self.folder is None:
             raise ParameterError(f"--track {' '.join(self.track)} needs a place for its files: give a --folder.")
+        if not 0 <= self.seed < 2**63:
+            raise ParameterError(f"--seed is {self.seed}; it must be from 0 to {2**63 - 1:,}.")
         task = open_task(self.task, self.data)
         recipe = render(as_methods(self.recipe))
         suites = tuple(suite.text for suite in parse_suites(self.evaluate)) if self.evaluate else ()
@@ -90,7 +118,9 @@ class Train:
         check_suites(spec, task)
         check_run(spec, task)
         spec = with_teacher_hash(spec, task)
+        say(where, *(f"note: {note}" for note in schedule_notes(spec.budget)))
         if self.folder is not None and ranks.main:
+            spec = take_folder(self.folder, spec, task.fingerprint, accept_versions=self.accept_versions)
             with folder_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
         columns = (
@@ -105,6 +135,8 @@ class Train:
             def progress(event: dict[str, Any]) -> None:
                 if "warning" in event:
                     say(where, f"note: {event['warning']}")
+                if told:
+                    raise Leave
                 done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
                 bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
 
@@ -119,12 +151,14 @@ class Train:
                     device=self.device,
                     probe_every=self.probe_every,
                     examine=examine,
+                    accept_versions=self.accept_versions,
                 )
                 follower.result(result)
         if not ranks.main:
             return
         if self.folder is not None:
-            path = self.folder / "result.json"
+            path = self.folder / RESULT
+            result = with_digest(result)
             with folder_errors(path):
                 atomic_write(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
         self._show(result, where)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from attemper.errors import ParameterError, suggestion
+from attemper.errors import ParameterError, first_line, suggestion
 from attemper.lab.tasks.base import InputShape
 
 
@@ -39,13 +39,18 @@ def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrain
     except TypeError as error:
         word = str(error).rpartition(" ")[2].strip("'")
         if word not in options:
-            raise
+            raise _not_built(name, shape, options, error) from error
         known = inspect.signature(type(timm.create_model(name)).__init__).parameters
         raise ParameterError(f"timm's {name} has no option '{word}'.{suggestion(word, known)}") from None
-    except (AssertionError, ValueError, RuntimeError) as error:
-        raise ParameterError(
-            f"timm could not build {name} for images of {shape.height} × {shape.width} with {options}: {error}"
-        ) from error
+    except Exception as error:  # what a model makes of options that it does not check
+        raise _not_built(name, shape, options, error) from error
+
+
+def _not_built(name: str, shape: InputShape, options: dict[str, Any], error: Exception) -> ParameterError:
+    return ParameterError(
+        f"timm could not build {name} for images of {shape.height} × {shape.width} with {options}: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def _timm(name: str, *, pretrained: bool = False, **options: Any) -> nn.Module:
@@ -108,6 +113,8 @@ def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> 
     try:
         config = AutoConfig.for_model(kind, num_labels=shape.classes, **given)
         model: nn.Module = AutoModelForImageClassification.from_config(config)
+    except ParameterError:
+        raise
     except Exception as error:  # configurations check themselves, each in its own way
         raise ParameterError(f"Transformers could not build '{kind}' with {given}: {error}") from error
     return model

@@ -12,6 +12,7 @@ from attemper.lab.entry_points import added, find_added
 from attemper.lab.models.convmixer import convmixer
 from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
+from attemper.lab.models.limits import limited
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
@@ -72,6 +73,11 @@ def build_model(text: str, shape: Shape) -> nn.Module:
     >>> len(model.blocks)
     2
     """
+    with limited(text):
+        return _build(text, shape)
+
+
+def _build(text: str, shape: Shape) -> nn.Module:
     name, options = parse_call(text)
     if make := find_added(GROUP, name, own=(*OWN, *LIBRARIES), takes=("shape",), gives=nn.Module):
         check_options(text, functools.partial(make, shape), options)

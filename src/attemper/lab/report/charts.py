@@ -3,7 +3,7 @@
 Each function takes plain data and gives a `<figure>` for `attemper.lab.report.page`, whose style sheet colours it.
 
 >>> rows = [Row(label="none", value=1.0), Row(label="dropkey(0.1)", series=1, value=1.02, low=1.01, high=1.04)]
->>> dots(rows, title="Step time", axis=Axis(label="ratio to none", rule=1.0))[:22]
+>>> dots(rows, title="Step time", axis=Axis(label="ratio to the baseline", rule=1.0))[:22]
 '<figure class="chart">'
 """
 

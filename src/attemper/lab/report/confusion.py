@@ -51,8 +51,8 @@ def classes(ranked: Sequence[Entry]) -> Section | None:
     return Section(
         heading="Classes",
         lead=(
-            "The test set class by class, over all seeds of a recipe: none, and the best of the others. One class has "
-            "few samples, so that differences between classes are less sure than those of the whole."
+            "The test set class by class, over all seeds of a recipe: the baseline, and the best of the others. One "
+            "class has few samples, so that differences between classes are less sure than those of the whole."
         ),
         body=f'<div class="pair">{matrices}</div>{_by_class(pair)}',
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attemper.lab.evaluation.corruption_constants import EXTRA
 from attemper.lab.report.charts import Curve, key, legend, lines
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
@@ -18,7 +19,7 @@ def _evaluation(entry: Entry) -> Mapping[str, Any]:
 
 STUDY = (
     "Measured once, at the end of every run, on the same reading of the test set. Coloured figures differ from those "
-    "of none, paired by seed, with p ≤ 0.05 after a correction over the whole table."
+    "of the baseline, paired by seed, with p ≤ 0.05 after a correction over the whole table."
 )
 LEVEL = 0.05
 
@@ -157,6 +158,8 @@ def _curve(entry: Entry, group: str, kind: str, fact: str, unit: float) -> Curve
 def _severity_curve(entry: Entry) -> Curve:
     by_severity: dict[float, list[float]] = {}
     for one in _corrupted(entry):
+        if one["kind"] in EXTRA:
+            continue
         severity, value = finite(one.get("severity")), percent(one.get("accuracy"))
         if severity is not None and value is not None:
             by_severity.setdefault(severity, []).append(value)
@@ -197,7 +200,23 @@ def _corruptions(known: Sequence[Entry]) -> str:
             ]
             for entry in known
         ]
-    return f"<h3>{caption}</h3>" + table(columns, rows, caption=caption, sortable=True)
+    return f"<h3>{caption}</h3><p>{escape(_constants(known[0]))}</p>" + table(
+        columns, rows, caption=caption, sortable=True
+    )
+
+
+def _constants(entry: Entry) -> str:
+    """Which published figures these may stand beside."""
+    found = _evaluation(entry).get("corruption_constants")
+    if not isinstance(found, Mapping):
+        return "These corruptions are not the published ones: they were made by an earlier version."
+    about = f"Definitions and constants of {found.get('set')}"
+    if found.get("exact"):
+        return f"{about}. A published mean over all corruptions has frost among them, which is not here."
+    size = f"{found.get('side')} × {found.get('side')}"
+    return (
+        f"{about}, which has {size} images in colour; for these there are none. They stand beside no published figures."
+    )
 
 
 def _corrupted(entry: Entry) -> Sequence[Mapping[str, Any]]:

@@ -26,11 +26,19 @@ class Section:
         return re.sub(r"\W+", "-", self.heading.lower()).strip("-")
 
 
+KICKER = '<p class="kicker"><span>Attemper'
+
+
+def is_page(data: bytes) -> bool:
+    """Whether a file is one of these pages."""
+    return KICKER.encode() in data
+
+
 def page(title: str, sections: Sequence[Section], *, head: str = "", kicker: str = "Attemper") -> str:
     """The whole page.
 
     head: markup between the title and the sections, such as the verdict of a study.
-    kicker: the small line above the title.
+    kicker: the small line above the title; it begins with 'Attemper', by which our pages are known.
     """
     style, script = _file("page.css"), _file("page.js")
     links = "".join(f'<li><a href="#{section.anchor}">{escape(section.heading)}</a></li>' for section in sections)

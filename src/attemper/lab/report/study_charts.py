@@ -73,7 +73,7 @@ def _differences(ranked: Sequence[Entry], sure: str) -> str:
         rows = []
     return dots(
         rows,
-        title="Paired difference to none",
+        title="Paired difference to the baseline",
         axis=Axis(label="points", rule=0.0),
         note=f"Mean over seeds and its {sure} interval. Right of the line is better.",
     )
@@ -221,7 +221,7 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
                 y=mean,
                 x_range=None if low is None or high is None else (low, high),
                 y_range=None if spread is None else (mean - spread, mean + spread),
-                hint=f"{entry.name}: {_spread(mean, spread)} %, {number(ratio, 2)} × none{step}",
+                hint=f"{entry.name}: {_spread(mean, spread)} %, {number(ratio, 2)} × the baseline{step}",
             )
         )
     if not points:
@@ -229,7 +229,7 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
     chart = scatter(
         points,
         title=f"Test {metric} against step time",
-        x=Axis(label="step time, ratio to none", rule=1.0),
+        x=Axis(label="step time, ratio to the baseline", rule=1.0),
         y=Axis(label=f"test {metric}, %"),
         note="Upright: ± one standard deviation over seeds. Level: interval of the ratio.",
     )

@@ -16,11 +16,11 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
     columns = [
         Column("recipe"),
         Column(f"test {metric}, %", numeric=True, hint="mean over seeds ± standard deviation"),
-        Column("against none", numeric=True, hint=f"paired difference in points, with its {sure} interval"),
+        Column("against the baseline", numeric=True, hint=f"paired difference in points, with its {sure} interval"),
         Column("adjusted p", numeric=True, rising=True, hint="corrected for the number of recipes"),
         Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
         Column("gap", numeric=True, rising=True, hint="train less test, in points"),
-        Column("step time", numeric=True, rising=True, hint="ratio to none"),
+        Column("step time", numeric=True, rising=True, hint="ratio to the baseline"),
         Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
         Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
     ]

@@ -2,37 +2,40 @@
 
 A claim is a file `claims/<key>.<n>`. Creating it with O_EXCL is atomic on local and on network file systems: of all who
 try, one succeeds. The owner of a run is the holder of its highest n, and touches the file as long as it lives. A claim
-that was not touched for a while, or whose process is known to be dead, is taken over by creating n + 1, which again one
-alone can do. Renaming or deleting the old claim instead would leave a gap in which two could think that it is theirs.
-An owner who was only suspended finds a higher n when it wakes up, and stops. The files of a run go away when its result
-is there, so a worker that claims a run looks once more for a result afterwards.
+whose owner is dead is taken over by creating n + 1, which again one alone can do. Renaming or deleting the old claim
+instead would leave a gap in which two could think that it is theirs. An owner who was only suspended finds a higher n
+when it wakes up, and stops. The files of a run go away when its result is there, so a worker that claims a run looks
+once more for a result afterwards.
+
+Who is dead is decided without clocks that somebody can set. Of a process on this machine the system knows (`owners`);
+one that is seen to live is never taken for dead. One on another machine is dead if its file did not change for a minute
+*while we watched*, by a clock of our own that only goes forward. The time of day at which it was touched means nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
+import math
 import os
 import secrets
-import socket
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
+from attemper.files import open_at_once, time_in
 from attemper.lab.errors import LostClaimError
+from attemper.lab.study.owners import identity, life_of
 
 STALE_AFTER = 60.0
 """Seconds without a heartbeat after which a claim's owner is taken for dead."""
 BEATS = 6
 """Heartbeats in that time."""
+MOST_BYTES = 2**16
+"""Of a claim that are read; it has some hundred."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,25 @@ class Holder:
     since: float
     """When it was claimed, by the holder's clock."""
     alive: bool
+    """Not known to be dead: nobody may take the run over."""
+    certain: bool
+    """Known to be alive: its process is there, or its heart has beaten since we first looked."""
+    heard: bool
+    """Whether its last heartbeat is recent by the file system's clock: for people, who look once."""
     released: bool
     """Given back without a result: free to be claimed again."""
+
+
+@dataclass
+class Watch:
+    """What we have seen of a heart that may have stopped."""
+
+    beat: int
+    """The last heartbeat, as the file says it: a number that changes, not a time."""
+    since: float
+    """When we first saw that one, by our own clock."""
+    beaten: bool = False
+    """Whether it has changed while we watched."""
 
 
 class Claim:
@@ -111,10 +131,15 @@ class Claim:
 
 
 class Claims:
-    """The claims of one study folder, as one process sees them."""
+    """The claims of one study folder, as one process sees them.
+
+    stale_after: seconds without a heartbeat, while we watch, after which a holder on another machine is taken for dead.
+    """
 
     def __init__(self, folder: Path, *, stale_after: float = STALE_AFTER) -> None:
         self.folder, self.stale_after = folder, stale_after
+        self.clock: Callable[[], float] = time.monotonic
+        self._watched: dict[tuple[str, int], Watch] = {}
 
     def path(self, key: str, generation: int) -> Path:
         return self.folder / f"{key}.{generation}"
@@ -187,68 +212,49 @@ class Claims:
         except OSError:
             return []
         parts = (name.rpartition(".") for name in names)
-        return [(key, int(number)) for key, _, number in parts if key and number.isdigit()]
+        return [(key, int(number)) for key, _, number in parts if key and number.isascii() and number.isdigit()]
 
     def _read(self, key: str, generation: int) -> Holder | None:
         """Who a claim belongs to; None if it went away while we looked."""
+        path = self.path(key, generation)
         try:
             # Opening, unlike stat, makes a network file system ask its server for the true time of the last heartbeat.
-            with self.path(key, generation).open() as file:
-                text, beat = file.read(), os.fstat(file.fileno()).st_mtime
+            with open(path, "rb", opener=open_at_once) as file:
+                text, beat = file.read(MOST_BYTES), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            return None
+            try:  # a folder, or a link that leads nowhere: only its age tells, too
+                text, beat = b"", path.lstat().st_mtime_ns
+            except OSError:
+                return None
         try:
             card = json.loads(text)
             host, pid, token = str(card["host"]), int(card["pid"]), str(card["token"])
             since, released = float(card["since"]), bool(card.get("released", False))
-        except (ValueError, KeyError, TypeError):
-            card = {}  # not written yet, or never will be: only its age tells
-            host, pid, token, since, released = "?", 0, "", beat, False
-        silent = self._now() - beat > self.stale_after
-        alive = not released and not silent and not is_dead(card)
-        return Holder(key, generation, host, pid, token, since, alive, released)
+            if not math.isfinite(since):
+                raise ValueError(f"since is {since}")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            card = {}  # not written yet, or never will be: only its heartbeat tells
+            host, pid, token, since, released = "?", 0, "", beat / 1e9, False
+        life = life_of(card)
+        watch = self._watch(key, generation, beat)
+        silent = life == "unknown" and self.clock() - watch.since > self.stale_after
+        return Holder(
+            key=key,
+            generation=generation,
+            host=host,
+            pid=pid,
+            token=token,
+            since=since,
+            alive=not (released or silent or life == "dead"),
+            certain=life == "alive" or watch.beaten,
+            heard=life == "alive" or time_in(self.folder) - beat / 1e9 <= self.stale_after,
+            released=released,
+        )
 
-    def _now(self) -> float:
-        """The time by the clock that stamps the heartbeats, which on a network file system is the server's."""
-        try:
-            with tempfile.TemporaryFile(dir=self.folder) as probe:
-                return os.fstat(probe.fileno()).st_mtime
-        except OSError:  # a folder that we may only read
-            return time.time()
-
-
-@functools.cache
-def _scope() -> str:
-    """What a process number is unique in: this boot of this machine and, in a container, its own numbering."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    if len(parts) == 1:
-        parts.append(f"{uuid.getnode():x}")
-    return " ".join(parts)
-
-
-@functools.cache
-def _born(pid: int) -> float:
-    return float(psutil.Process(pid).create_time())
-
-
-def identity() -> dict[str, Any]:
-    """This process, so that another one can find out whether it is still there."""
-    pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "scope": _scope(), "born": _born(pid)}
-
-
-def is_dead(card: dict[str, Any]) -> bool:
-    """Whether the process of a claim is known to be gone; of other machines nothing is known."""
-    if card.get("scope") != _scope():
-        return False
-    try:
-        process = psutil.Process(int(card["pid"]))
-        another = abs(process.create_time() - float(card["born"])) > 5  # a number that was given out again
-        return another or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-    except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
+    def _watch(self, key: str, generation: int, beat: int) -> Watch:
+        """What we know of a heartbeat, now that we have looked at it again."""
+        watch = self._watched.get((key, generation))
+        if watch is None or watch.beat != beat:
+            watch = Watch(beat, self.clock(), beaten=watch is not None)
+            self._watched[key, generation] = watch
+        return watch

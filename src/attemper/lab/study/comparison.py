@@ -1,7 +1,7 @@
 """The main job: from a plan to a summary."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def compare(
     engine: Engine | None = None,
     settings: Settings | None = None,
     attempts: int | None = None,
+    accept_versions: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Run what is missing of a plan, measure what each recipe costs, and summarise.
 
@@ -69,6 +71,8 @@ def compare(
     engine: who performs the runs; none: `attemper.lab.training`.
     settings: how runs are watched; none: as the folder remembers it.
     attempts: after so many that went wrong, a run is given up; none: 3.
+    accept_versions: do runs under other versions of torch or of Attemper's results than those that are there.
+    stop: asked between steps where several ranks train together; True ends the study after a checkpoint.
 
     A plan or folder that cannot work is refused before anything is written. Runs that kept failing leave the summary
     incomplete, and are named in its notes. Inside of `lab.training.joined`, all ranks train every run together.
@@ -80,18 +84,26 @@ def compare(
         watched = settings or read_settings(Path(folder))
         return follow(engine or Training(watched.probe_every), plan.task, root, ranks)
     study = Study(
-        folder, plan, root, engine=engine, settings=settings, change_plan=change_plan, attempts=attempts or ATTEMPTS
+        folder,
+        plan,
+        root,
+        engine=engine,
+        settings=settings,
+        change_plan=change_plan,
+        attempts=attempts or ATTEMPTS,
+        accept_versions=accept_versions,
     )
     if not ranks.alone:
         study.engine = RankTeamEngine(study.engine, ranks)
     for note in plan.notes:
         view.note(note)
     try:
+        study.check_versions()
         study.check()
         if ranks.alone:
             work(study, workers=workers, view=view, executor=executor)
         else:
-            work_together(study, view, workers=workers, executor=executor)
+            work_together(study, view, workers=workers, executor=executor, stop=stop)
         if costs:
             view.note("measuring what a training step costs with each recipe")
             measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])

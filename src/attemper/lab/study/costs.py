@@ -1,11 +1,13 @@
 """What each recipe's training step costs, measured once per study."""
 
 import json
+import math
 import platform
 import time
 from typing import Any
 
-from attemper.files import atomic_write
+from attemper.errors import MissingFileError, UnreadableError, first_line
+from attemper.files import atomic_write, read_json_object
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.study import POLL, Study
 
@@ -14,12 +16,33 @@ FILE = "cost.json"
 
 
 def read_costs(study: Study) -> dict[str, dict[str, Any]]:
-    """The measured cost of each recipe; empty if there is none, or none that can be read."""
+    """The measured cost of each recipe; those that cannot be read are left out (see `cost_problem`)."""
+    return _read(study)[0]
+
+
+def cost_problem(study: Study) -> str | None:
+    """What is wrong with the file of costs, in a line that names it; None where nothing is."""
+    return _read(study)[1]
+
+
+def _read(study: Study) -> tuple[dict[str, dict[str, Any]], str | None]:
+    path = study.folder / FILE
     try:
-        costs = json.loads((study.folder / FILE).read_text())["costs"]
-        return {str(recipe): dict(cost) for recipe, cost in costs.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        costs = read_json_object(path)["costs"]
+        whole = {recipe: cost for recipe, cost in costs.items() if _whole(cost)}
+    except MissingFileError:
+        return {}, None
+    except (UnreadableError, KeyError, AttributeError) as error:
+        return {}, f"{path} is damaged, so step times are missing until they are measured again: {first_line(error)}"
+    lost = len(costs) - len(whole)
+    return whole, f"{path} is damaged: {lost} of its {len(costs)} step times cannot be read" if lost else None
+
+
+def _whole(cost: Any) -> bool:
+    """Whether a cost is one that can be shown: a damaged one is measured again."""
+    return isinstance(cost, dict) and all(
+        isinstance(cost.get(name), int | float) and math.isfinite(cost[name]) for name in ("ratio", "milliseconds")
+    )
 
 
 def measure_costs(study: Study, recipes: list[str]) -> None:

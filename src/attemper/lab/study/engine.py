@@ -85,7 +85,14 @@ class Training:
         from attemper.lab.training.loop import run
 
         return run(
-            spec, task, folder=folder, progress=progress, device=device, probe_every=self.probe_every, examine=examine
+            spec,
+            task,
+            folder=folder,
+            progress=progress,
+            device=device,
+            probe_every=self.probe_every,
+            examine=examine,
+            accept_versions=True,  # the study has seen to it who may work on it
         )
 
     def costs(self, recipes: Sequence[str], task: Any, model: str, budget: Budget) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from attemper.lab.study.statistics import CONFIDENCE, holm, paired_difference
 
-STAR = "* differs from none: paired by seed, p ≤ 0.05 after Holm's correction over all figures of this table."
+STAR = "* differs from the baseline: paired by seed, p ≤ 0.05 after Holm's correction over all figures of this table."
 """What stands below a table in which something stands out."""
 NOTHING = {"mean": None, "deviation": None, "share": True}
 

@@ -80,6 +80,9 @@ def work(
 
 
 def stopped(study: Study) -> StoppedError:
-    """The error after Ctrl-C."""
+    """The error after Ctrl-C or SIGTERM."""
     done, total = len(study.results()), len(study.runs)
-    return StoppedError(f"Stopped with {done} of {total} runs done. Nothing is lost: run the same command to go on.")
+    return StoppedError(
+        f"Stopped with {done} of {total} runs done. Nothing is lost: run the same command to go on; runs in hand have "
+        "left checkpoints."
+    )

@@ -2,21 +2,40 @@
 
 import csv
 import io
-from typing import Any
+from typing import Any, Literal
 
+from attemper.lab.folders import read_object
 from attemper.lab.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
 from attemper.lab.study.verdict import join
 
 Summary = dict[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a cell begins with that a spreadsheet takes for a formula."""
+
+
+CSV_START = ("name", "recipe", "lr", "mean", "deviation")
+MARKDOWN_START = ("recipe", "test", "difference to the baseline", "p", "rank", "step time")
+
+
+def is_table(data: bytes, kind: Literal["csv", "markdown", "json"]) -> bool:
+    """Whether a file is a study's table, as it is written here."""
+    if kind == "json":
+        return {"verdict", "recipes", "plan"} <= set(read_object(data))
+    if kind == "csv":
+        return data.startswith(",".join(CSV_START).encode())
+    return f"\n| {' | '.join(MARKDOWN_START)} |".encode() in data
 
 
 def to_csv(summary: Summary) -> str:
-    """One line per recipe, numbers in full, one column per seed. Accuracies are shares, 0 to 1."""
+    """One line per recipe, numbers in full, one column per seed. Accuracies are shares, 0 to 1.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it.
+    """
     seeds = summary["plan"]["seeds"]
     columns = [
-        *("name", "recipe", "lr", "mean", "deviation", "difference", "low", "high", "p", "p_adjusted"),
+        *(*CSV_START, "difference", "low", "high", "p", "p_adjusted"),
         *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "cost_ratio", "milliseconds"),
-        *("peak_memory", "published", *(f"test_seed_{seed}" for seed in seeds)),
+        *("peak_memory", "published", "versions", *(f"test_seed_{seed}" for seed in seeds)),
     ]
     extra = figure_names(summary)
     columns += [name.replace(",", "").replace(" ", "_").lower() for name in extra]
@@ -28,12 +47,14 @@ def to_csv(summary: Summary) -> str:
         cost, published = row["cost"] or {}, row["published"] or {}
         writer.writerow(
             [
-                *(row[name] for name in ("name", "recipe", "lr", "mean", "deviation")),
+                *(_harmless(row[name]) for name in ("name", "recipe")),
+                *(row[name] for name in CSV_START[2:]),
                 *(difference.get(name) for name in ("mean", "low", "high", "p", "adjusted")),
                 *(rank.get(name) for name in ("mean", "low", "high")),
                 *(row[name] for name in ("diverged", "missing", "parameters")),
                 *(cost.get(name) for name in ("ratio", "milliseconds", "peak_memory")),
                 published.get("value"),
+                row.get("versions", "").replace(",", ""),
                 *row["test"],
                 *(figure["mean"] for figure in figures_of(row, extra)),
             ]
@@ -41,10 +62,19 @@ def to_csv(summary: Summary) -> str:
     return text.getvalue()
 
 
+def _harmless(text: str) -> str:
+    """A text that no spreadsheet computes.
+
+    >>> _harmless("=1+1"), _harmless("cb")
+    ("'=1+1", 'cb')
+    """
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
 def to_markdown(summary: Summary) -> str:
     """The verdict and a table, accuracies in per cent."""
     extra = any(row["published"] for row in summary["recipes"])
-    header = ["recipe", "test", "difference to none", "p", "rank", "step time", *(["published"] if extra else [])]
+    header = [*MARKDOWN_START, *(["published"] if extra else [])]
     lines = [f"# {_cell(summary['title'])}", "", _cell(summary["verdict"]), ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     lines += [f"| {' | '.join(map(_cell, cells(row)[: len(header)]))} |" for row in summary["recipes"]]

@@ -1,10 +1,14 @@
 """Grids: one text with braces stands for several recipes."""
 
 import itertools
+import math
 from typing import NoReturn
 
-from attemper.errors import RecipeError
+from attemper.errors import RecipeError, pointed_at, quoted
+from attemper.recipe import MOST_CHARACTERS
 
+MOST = 1000
+"""Recipes behind one text. A grid with more is a typo rather than a plan."""
 OPENING, CLOSING = "([", ")]"
 
 
@@ -16,7 +20,14 @@ def expand(text: str) -> list[str]:
     >>> expand("dropkey(0.1)")
     ['dropkey(0.1)']
     """
-    return ["".join(parts) for parts in itertools.product(*_pieces(text))]
+    if len(text) > MOST_CHARACTERS:
+        raise RecipeError(f"{quoted(text)} has {len(text):,} characters, and at most {MOST_CHARACTERS:,} are read")
+    pieces = _pieces(text)
+    count = math.prod(map(len, pieces))
+    if count > MOST:
+        many = f"{count:,}" if count < 10**9 else "billions of"
+        raise RecipeError(f"{quoted(text)} stands for {many} recipes; at most {MOST:,} are run")
+    return ["".join(parts) for parts in itertools.product(*pieces)]
 
 
 def _pieces(text: str) -> list[list[str]]:
@@ -54,4 +65,4 @@ def _alternatives(text: str, opened: int, closed: int) -> list[str]:
 
 
 def _fail(text: str, column: int, message: str) -> NoReturn:
-    raise RecipeError(f"{message} (column {column + 1})\n  {text}\n  {' ' * column}^")
+    raise RecipeError(f"{message} {pointed_at(text, column)}")

@@ -103,7 +103,8 @@ def status_table(status: Status) -> RenderableType:
             _count(recipe.missing),
             _percent(recipe.validation),
         )
-    return Group(table, Text(""), *_running(status), Text(_headline(status), style="bold"))
+    notes = [Text(f"note: {note}") for note in status.notes]
+    return Group(table, Text(""), *_running(status), *notes, Text(_headline(status), style="bold"))
 
 
 def _running(status: Status) -> list[Text]:
@@ -125,7 +126,7 @@ def _headline(status: Status) -> str:
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """The final table, for a terminal."""
-    header = ["recipe", f"test {summary['metric']} %", "difference to none", "p", "rank", "step time", "published"]
+    header = ["recipe", f"test {summary['metric']} %", "difference to baseline", "p", "rank", "step time", "published"]
     if not any(row["published"] for row in summary["recipes"]):
         header.pop()
     table = Table(box=None, pad_edge=False, header_style="bold")

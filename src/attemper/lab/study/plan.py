@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from attemper.errors import AttemperError, suggestion
+from attemper.errors import AttemperError, quoted, shown, suggestion
 from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.errors import PlanError
 from attemper.lab.evaluation.suites import parse_suites
 from attemper.lab.study.grids import expand
+from attemper.lab.training.schedule import schedule_notes
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.recipe import as_methods, render
 
 BASELINE = "none"
-MOST_CONFIGURATIONS = 1000
-"""Of one recipe. A grid with more is a typo rather than a plan."""
+MOST_SEEDS = 1_000
+MOST_RECIPES = 1_000
+MOST_RATES = 100
+MOST_RUNS = 50_000
+"""Of a plan. Results are files, and are looked at one by one."""
+MOST_CHARACTERS = 1_000
+"""Of a title, of a name, of a source."""
+LARGEST_SEED = 2**63 - 1
+LARGEST_NUMBER = 1e300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +52,9 @@ class Entry:
     @cached_property
     def configurations(self) -> tuple[str, ...]:
         """The recipes behind the row, each in the form that `attemper.render` gives."""
-        texts = expand(self.recipe.strip())
-        if len(texts) > MOST_CONFIGURATIONS:
-            raise PlanError(f"'{self.recipe}' stands for {len(texts)} recipes; at most {MOST_CONFIGURATIONS} are run")
-        found = tuple(render(as_methods(text)) for text in texts)
-        for text in found:
-            if found.count(text) > 1:
+        found = tuple(render(as_methods(text)) for text in expand(self.recipe.strip()))
+        for text, count in Counter(found).items():
+            if count > 1:
                 raise PlanError(f"'{self.recipe}' stands for '{text}' more than once; leave the double value out")
         return found
 
@@ -140,24 +145,34 @@ class Plan:
     def from_dict(cls, given: Mapping[str, Any]) -> Plan:
         """The plan that a file says; a mistake is a `PlanError` that knows where it is."""
         if not isinstance(given, Mapping):
-            raise PlanError(f"A plan is a list of keys and values, such as 'task: digits'; got {given!r}.")
+            raise PlanError(f"A plan is a list of keys and values, such as 'task: digits'; got {shown(given)}.")
         _check_keys("plan", given, [name for name in cls.__dataclass_fields__ if name != "notes"])
         for name in ("task", "model", "recipes"):
             if name not in given:
                 raise PlanError(f"The plan has no '{name}'; it needs task, model and recipes.")
         entries, notes = _entries(given["recipes"])
         budget, lr = _budget_and_rates(given.get("budget"), given.get("lr"))
+        seeds = _seeds(given.get("seeds", 5))
+        _refuse_many(entries, seeds, lr)
         return cls(
             task=_text(given["task"], "task", "digits"),
             model=_model(given["model"]),
             recipes=entries,
-            seeds=_seeds(given.get("seeds", 5)),
+            seeds=seeds,
             budget=budget,
             lr=lr,
-            title=_text(given["title"], "title", "Digits, five seeds") if given.get("title") else "",
+            title=_title(given.get("title")),
             published=_published(given.get("published"), entries),
             evaluate=_evaluate(given.get("evaluate")),
-            notes=notes,
+            notes=(*notes, *schedule_notes(budget)),
+        )
+
+
+def _refuse_many(entries: Sequence[Entry], seeds: Sequence[int], lr: Sequence[float]) -> None:
+    runs = sum(len(entry.configurations) for entry in entries) * len(seeds) * len(lr)
+    if runs > MOST_RUNS:
+        raise PlanError(
+            f"The plan stands for {runs:,} runs, recipes × seeds × learning rates; at most {MOST_RUNS:,} are run."
         )
 
 
@@ -166,13 +181,24 @@ def _check_keys(what: str, given: Mapping[Any, Any], known: Iterable[str], path:
     for key in given:
         if key not in known:
             near = suggestion(str(key), known)
-            raise PlanError(f"A {what} has no '{key}'.{near} It has: {', '.join(known)}.", (*path, key))
+            raise PlanError(f"A {what} has no {quoted(str(key))}.{near} It has: {', '.join(known)}.", (*path, key))
 
 
 def _text(given: Any, name: str, example: str) -> str:
     if not isinstance(given, str) or not given.strip():
-        raise PlanError(f"{name} is {given!r}; it must be a text such as '{example}'.", (name,))
-    return given.strip()
+        raise PlanError(f"{name} is {shown(given)}; it must be a text such as '{example}'.", (name,))
+    return _short(given.strip(), name, (name,))
+
+
+def _short(given: str, what: str, path: tuple[str | int, ...]) -> str:
+    if len(given) > MOST_CHARACTERS:
+        raise PlanError(f"{what} has {len(given):,} characters; it must have at most {MOST_CHARACTERS:,}.", path)
+    return given
+
+
+def _title(given: Any) -> str:
+    """On one line: YAML would fold others, also at breaks that no editor shows."""
+    return " ".join(_text(given, "title", "Digits, five seeds").split()) if given else ""
 
 
 def _model(given: Any) -> str:
@@ -188,36 +214,45 @@ def _whole(given: Any) -> bool:
 
 
 def _number(given: Any) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) <= LARGEST_NUMBER
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
+    count = given if _whole(given) else len(given) if isinstance(given, list | tuple) else 0
+    if count > MOST_SEEDS:
+        what = f"is {shown(given)}" if _whole(given) else f"has {count:,} of them"
+        raise PlanError(f"seeds {what}; a plan has at most {MOST_SEEDS:,} seeds.", ("seeds",))
     if _whole(given) and given >= 1:
         return tuple(range(given))
-    if isinstance(given, list | tuple) and given and all(_whole(seed) and seed >= 0 for seed in given):
+    if isinstance(given, list | tuple) and given and all(_whole(s) and 0 <= s <= LARGEST_SEED for s in given):
         if len(set(given)) == len(given):
             return tuple(given)
         raise PlanError(f"seeds names {next(s for s in given if given.count(s) > 1)} more than once.", ("seeds",))
     raise PlanError(
-        f"seeds is {given!r}; it must be how many (at least 1, better 5), or a list such as [0, 1, 2].", ("seeds",)
+        f"seeds is {shown(given)}; it must be how many (at least 1, better 5), or a list such as [0, 1, 2].", ("seeds",)
     )
 
 
 def _entries(given: Any) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise PlanError(
-            f"recipes is {given!r}; it must be a list of recipes such as [none, dropkey(0.1)].", ("recipes",)
+            f"recipes is {shown(given)}; it must be a list of recipes such as [none, dropkey(0.1)].", ("recipes",)
         )
+    if len(given) > MOST_RECIPES:
+        raise PlanError(f"recipes has {len(given):,} of them; a plan has at most {MOST_RECIPES:,}.", ("recipes",))
     entries = [_entry(item, ("recipes", index)) for index, item in enumerate(given)]
+    names: set[str] = set()
+    earlier: dict[frozenset[str], str] = {}
     for index, entry in enumerate(entries):
-        path = ("recipes", index)
+        path, same = ("recipes", index), frozenset(entry.configurations)
         if entry.name == BASELINE and not entry.is_baseline:
             raise PlanError(f"'{BASELINE}' names the recipe without any method; call '{entry.recipe}' otherwise.", path)
-        for earlier in entries[:index]:
-            if earlier.name == entry.name:
-                raise PlanError(f"Two recipes are called '{entry.name}'; give one of them another name.", path)
-            if set(earlier.configurations) == set(entry.configurations):
-                raise PlanError(f"'{entry.name}' is the same recipe as '{earlier.name}'; leave one of them out.", path)
+        if entry.name in names:
+            raise PlanError(f"Two recipes are called '{entry.name}'; give one of them another name.", path)
+        if same in earlier:
+            raise PlanError(f"'{entry.name}' is the same recipe as '{earlier[same]}'; leave one of them out.", path)
+        names.add(entry.name)
+        earlier[same] = entry.name
     if any(entry.is_baseline for entry in entries):
         return tuple(entries), ()
     return (Entry(BASELINE), *entries), (f"added the baseline `{BASELINE}`: every recipe is compared with it",)
@@ -227,15 +262,16 @@ def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:
     if isinstance(given, str):
         given = {"recipe": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("recipe", ""), str):
-        raise PlanError(f"{given!r} is no recipe; write one such as dropkey(0.1), or a name and a recipe.", path)
+        raise PlanError(f"{shown(given)} is no recipe; write one such as dropkey(0.1), or a name and a recipe.", path)
     _check_keys("recipe of a plan", given, ["name", "recipe"], path)
     if "recipe" not in given:
-        raise PlanError(f"{dict(given)!r} has no 'recipe'.", path)
+        raise PlanError(f"{shown(dict(given))} has no 'recipe'.", path)
     name = given.get("name", "")
     if not isinstance(name, str):
-        raise PlanError(f"The name of a recipe is {name!r}; it must be a text.", path)
+        raise PlanError(f"The name of a recipe is {shown(name)}; it must be a text.", path)
+    name = _short(name.strip(), "The name of a recipe", path)
     try:
-        return Entry(given["recipe"], name.strip())
+        return Entry(given["recipe"], name)
     except AttemperError as error:
         raise PlanError(str(error), path) from None
 
@@ -243,7 +279,7 @@ def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:
 def _budget_and_rates(budget: Any, lr: Any) -> tuple[Budget, tuple[float, ...]]:
     budget = {} if budget is None else budget
     if not isinstance(budget, Mapping):
-        raise PlanError(f"budget is {budget!r}; it must be keys and values such as {{epochs: 20}}.", ("budget",))
+        raise PlanError(f"budget is {shown(budget)}; it must be keys and values such as {{epochs: 20}}.", ("budget",))
     if lr is not None and "lr" in budget:
         raise PlanError("The learning rate stands twice: as lr, and in the budget. Keep one of them.", ("lr",))
     read = _budget(budget)
@@ -251,7 +287,9 @@ def _budget_and_rates(budget: Any, lr: Any) -> tuple[Budget, tuple[float, ...]]:
         return read, (read.lr,)
     rates = list(lr) if isinstance(lr, list | tuple) else [lr]
     if not rates or not all(_number(rate) and rate > 0 for rate in rates) or len(set(rates)) < len(rates):
-        raise PlanError(f"lr is {lr!r}; it must be a number above 0, or a list of different ones.", ("lr",))
+        raise PlanError(f"lr is {shown(lr)}; it must be a number above 0, or a list of different ones.", ("lr",))
+    if len(rates) > MOST_RATES:
+        raise PlanError(f"lr has {len(rates):,} learning rates; a plan has at most {MOST_RATES:,}.", ("lr",))
     found = tuple(float(rate) for rate in rates)
     return dataclasses.replace(read, lr=found[0]), found
 
@@ -282,7 +320,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return value
     words = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}
     allowed = " or ".join(dict.fromkeys(words.get(kind, "a word") for kind in kinds))
-    raise PlanError(f"{name} is {value!r}; it must be {allowed}.", ("budget", name))
+    raise PlanError(f"{name} is {shown(value)}; it must be {allowed}.", ("budget", name))
 
 
 def _evaluate(given: Any) -> tuple[str, ...]:
@@ -290,7 +328,9 @@ def _evaluate(given: Any) -> tuple[str, ...]:
     if given is None or given == []:
         return ()
     if not isinstance(given, str) and not (isinstance(given, list | tuple) and all(isinstance(s, str) for s in given)):
-        raise PlanError(f"evaluate is {given!r}; it must be suites such as [calibration, robustness].", ("evaluate",))
+        raise PlanError(
+            f"evaluate is {shown(given)}; it must be suites such as [calibration, robustness].", ("evaluate",)
+        )
     try:
         return tuple(suite.text for suite in parse_suites(given))
     except AttemperError as error:
@@ -301,13 +341,13 @@ def _published(given: Any, entries: tuple[Entry, ...]) -> tuple[Published, ...]:
     if given is None:
         return ()
     if not isinstance(given, list | tuple):
-        raise PlanError(f"published is {given!r}; it must be a list of rows with name and value.", ("published",))
+        raise PlanError(f"published is {shown(given)}; it must be a list of rows with name and value.", ("published",))
     return tuple(_published_row(row, entries, ("published", index)) for index, row in enumerate(given))
 
 
 def _published_row(given: Any, entries: tuple[Entry, ...], path: tuple[str | int, ...]) -> Published:
     if not isinstance(given, Mapping) or not {"name", "value"} <= set(given):
-        raise PlanError(f"{given!r} is no published row; it needs a name and a value in per cent.", path)
+        raise PlanError(f"{shown(given)} is no published row; it needs a name and a value in per cent.", path)
     _check_keys("published row", given, Published.__dataclass_fields__, path)
     names = [entry.name for entry in entries]
     name, value, deviation, source = (given.get(key) for key in ("name", "value", "deviation", "source"))
@@ -319,5 +359,5 @@ def _published_row(given: Any, entries: tuple[Entry, ...], path: tuple[str | int
         name=str(name),
         value=float(typing.cast(float, value)),
         deviation=None if deviation is None else float(deviation),
-        source=str(source or ""),
+        source=_short(str(source or ""), "The source of a published value", path),
     )

@@ -20,6 +20,7 @@ import torch
 
 from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
+from attemper.lab.study.interrupts import ignore_interrupts, shielded
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.processes import cores, gpu_memory
 from attemper.lab.training.spec import RunSpec
@@ -100,16 +101,19 @@ def probe(
     size = min(Processes(workers, per_gpu).size(gpu_memory(), []), len(plan.runs()))
     context = multiprocessing.get_context(START)
     start_together = context.Barrier(size)
-    lines, processes = [], []
-    for place in range(size):
-        line, theirs = context.Pipe()
-        device = f"cuda:{place % gpus}" if gpus else "cpu"
-        arguments = (plan, root, device, max(1, cores() // size), steps, time.time())
-        processes.append(context.Process(target=_serve, args=(theirs, start_together, *arguments)))
-        processes[-1].start()
-        theirs.close()
-        lines.append(line)
+    lines: list[Connection] = []
+    processes: list[Any] = []
     try:
+        for place in range(size):
+            line, theirs = context.Pipe()
+            device = f"cuda:{place % gpus}" if gpus else "cpu"
+            arguments = (plan, root, device, max(1, cores() // size), steps, time.time())
+            with shielded():
+                process = context.Process(target=_serve, args=(theirs, start_together, *arguments))
+                process.start()
+                processes.append(process)
+            theirs.close()
+            lines.append(line)
         found = [_answer(line) for line in lines]
         for process in processes:
             process.join(LEAVE)
@@ -162,6 +166,7 @@ def _joined(probes: Sequence[Probe], workers: int, per_gpu: int) -> Probe:
 def _serve(
     line: Connection, barrier: Any, plan: Plan, root: Path | None, device: str, threads: int, steps: int, begun: float
 ) -> None:
+    ignore_interrupts()
     try:
         torch.set_num_threads(threads)
         line.send(("probe", _measure_plan(plan, root, device, steps, begun, barrier.wait)))
@@ -180,7 +185,7 @@ def _measure_plan(
 
     from attemper.lab.tasks.registry import open_task
     from attemper.lab.training.data import RunData
-    from attemper.lab.training.loop import versions
+    from attemper.lab.training.outcome import versions
 
     where = torch.device(device)
     task = open_task(plan.task, root)

@@ -6,9 +6,11 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -16,17 +18,22 @@ from typing import Any, Final
 import torch
 
 from attemper.errors import AttemperError
-from attemper.lab.errors import StudyError
+from attemper.lab.errors import DeviceLostError, StudyError
+from attemper.lab.study.interrupts import ignore_interrupts, shielded
 from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
+from attemper.lab.training.leaving import exit_code, noting
 
 START: Final = "spawn"
 """How processes begin: anew rather than forked, since torch's threads and CUDA's state do not survive a fork."""
-PATIENCE = 10.0
-"""Seconds that a worker has to leave its run when it is stopped."""
+PATIENCE = 25.0
+"""Seconds that a worker has to write a checkpoint and leave its run when it is stopped. Schedulers give thirty."""
 
+LOST_DEVICE = 70
+"""With what a worker ends that can no longer use its GPU."""
+MOST_WORKERS = 1_024
 MOST_PER_GPU = 8
 """More processes than that wait for each other on one GPU."""
 MARGIN = 1.3
@@ -70,6 +77,8 @@ class Processes:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StudyError(f"{name} is {value}; at least 1 is needed.")
+            if value is not None and value > MOST_WORKERS:
+                raise StudyError(f"{name} is {value}; one machine runs at most {MOST_WORKERS:,} processes of a study.")
         if self.workers is not None and self.per_gpu is not None:
             raise StudyError("workers and per_gpu both say how many processes there are; give one of them.")
 
@@ -148,7 +157,8 @@ class ProcessPool:
         room, todo = self._how.size(self._memory, peaks), len(self._study.missing())
         self._size = max(self._size, min(room, todo))
         while len(self._workers) < min(room, todo):
-            self._workers.append(self._start_worker(len(self._workers)))
+            with shielded():
+                self._workers.append(self._start_worker(len(self._workers)))
         while len(self._workers) > room:  # a run has shown that fewer fit: its run keeps a checkpoint
             worker = self._workers.pop()
             worker.request_stop()
@@ -175,11 +185,15 @@ class ProcessPool:
             if worker.process.exitcode not in (None, 0):
                 self._note_death(worker.process.exitcode)
                 worker.pipe.close()
-                self._workers[place] = self._start_worker(place)
+                with shielded():
+                    self._workers[place] = self._start_worker(place)
         self._resize()
 
     def _note_death(self, code: int) -> None:
+        told = code == exit_code(signal.SIGTERM)
         reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        reason = "was told to end by SIGTERM and has left a checkpoint" if told else reason
+        reason = "can no longer use its GPU" if code == LOST_DEVICE else reason
         self._deaths.count(reason)
         self._view.note(f"a worker {reason}; another one takes its place")
 
@@ -194,6 +208,7 @@ class ProcessPool:
         finally:  # a second Ctrl-C leads here as well
             for worker in workers:
                 if worker.process.exitcode is None:
+                    self._view.note("a worker did not leave in time and was killed; its last checkpoint holds")
                     worker.process.kill()
                     worker.process.join()
                 worker.pipe.close()
@@ -201,14 +216,24 @@ class ProcessPool:
 
 def serve(pipe: Connection, config: WorkerConfig) -> None:
     """What a worker process does, from start to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what to do
-    torch.set_num_threads(config.threads)
-    stop = threading.Event()
-    threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()
+    ignore_interrupts()  # Ctrl-C goes to the whole group; the parent decides what to do
+    with noting(signal.SIGTERM) as told:  # as does what schedulers send; here it also means this worker alone
+        torch.set_num_threads(config.threads)
+        stop = threading.Event()
+        threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()
+        _work(pipe, config, lambda: bool(told) or stop.is_set())
+    if told:
+        sys.exit(exit_code(told[0]))
+
+
+def _work(pipe: Connection, config: WorkerConfig, stop: Callable[[], bool]) -> None:
     try:
         with listening(Silent()):  # the parent has opened the same data, and has shown its notes
             study = config.open()
-            study.work(stop=stop.is_set, device=config.device, log=lambda text: pipe.send(("note", text)))
+            study.work(stop=stop, device=config.device, log=lambda text: pipe.send(("note", text)))
+    except DeviceLostError:
+        if not stop():
+            sys.exit(LOST_DEVICE)
     except AttemperError as error:
         pipe.send(("fatal", str(error)))
     except Exception:

@@ -5,18 +5,19 @@ The main rank claims runs, stores results, measures costs and summarises. The ot
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attemper.lab.errors import StudyError
 from attemper.lab.study.engine import Engine, Progress, Task
-from attemper.lab.study.executor import Executor
+from attemper.lab.study.executor import Executor, stopped
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import check_locks
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import Summary
+from attemper.lab.training.leaving import Leave
 from attemper.lab.training.ranks import Ranks
 from attemper.lab.training.spec import Budget, RunSpec
 
@@ -58,7 +59,7 @@ def follow(engine: Engine, text: str, root: Path | None, ranks: Ranks) -> Summar
     """
     task = engine.open_task(text, root)
     while not isinstance(received := ranks.from_main(nothing), dict):
-        with contextlib.suppress(Exception), regrouping(ranks):
+        with contextlib.suppress(Exception, Leave), regrouping(ranks):
             perform(engine, received, task, progress=lambda event: None, device=None)
     return received
 
@@ -79,7 +80,7 @@ def regrouping(ranks: Ranks) -> Iterator[None]:
     try:
         with ranks.failing_together():
             yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, Leave):
         raise
     except BaseException:
         ranks.form()
@@ -91,8 +92,15 @@ def send_summary(ranks: Ranks, summary: Summary) -> Summary:
     return ranks.from_main(lambda: summary)
 
 
-def work_together(study: Study, view: View, *, workers: int | None = None, executor: Executor | None = None) -> None:
-    """Do whatever is missing of a study, run by run, with all ranks."""
+def work_together(
+    study: Study,
+    view: View,
+    *,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do whatever is missing of a study, run by run, with all ranks, until `stop` says so."""
     if workers is not None or executor is not None:
         asked = getattr(executor, "workers", workers)
         given = "an executor was given" if asked is None else f"workers is {asked}"
@@ -101,7 +109,9 @@ def work_together(study: Study, view: View, *, workers: int | None = None, execu
         view.note(note)
     check_locks(study.claims.folder)  # other teams may work on the same folder
     with showing(study, view):
-        study.work(log=view.note)
+        study.work(stop=stop, log=view.note)
+    if stop() and study.missing():
+        raise stopped(study)
     study.sweep()
     view.show(status_of(study))
 

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +25,12 @@ from attemper.lab.errors import StudyError
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
 from attemper.lab.study.resources import Resources
-from attemper.lab.study.study import Study
+from attemper.lab.study.study import POLL, Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
 
-PATIENCE = 10.0
-"""Seconds that runs have to end when they are cancelled."""
+PATIENCE = 25.0
+"""Seconds that runs have to write a checkpoint and end when they are stopped."""
 KNOCK = 5.0
 """Seconds that the head of a cluster has to answer."""
 
@@ -72,6 +73,8 @@ class RayPool:
         self._tasks: dict[Any, tuple[str, str]] = {}
         """Ray's reference of every task that is out → the run's key, and the token of its claim."""
         self._open = contextlib.ExitStack()
+        self._light = contextlib.ExitStack()
+        """Keeps a beacon lit; when it goes out, tasks write a checkpoint and give their runs back."""
 
     def connect(self) -> None:
         """Find the cluster, and room for a run on it."""
@@ -85,7 +88,7 @@ class RayPool:
             self._study, threads=max(1, int(per_run.cpus)), device="cuda:0" if per_run.gpus else "cpu"
         )
         config = replace(config, root=_everywhere(self._study.root))
-        marker = self._open.enter_context(beacon(config.folder / "claims"))
+        marker = self._light.enter_context(beacon(config.folder / "claims"))
         task = self._ray.remote(perform).options(
             num_cpus=per_run.cpus,
             num_gpus=per_run.gpus,
@@ -145,8 +148,10 @@ class RayPool:
 
     def stop(self) -> None:
         tasks, self._tasks = self._tasks, {}
+        self._light.close()
         try:
             if tasks and self._ray is not None:
+                self._await_release(dict(tasks.values()))
                 for task in tasks:
                     self._ray.cancel(task)
                 self._ray.wait(list(tasks), num_returns=len(tasks), timeout=PATIENCE)
@@ -156,6 +161,15 @@ class RayPool:
                     self._ray.cancel(task, force=True)
                 self._study.release_dead(key, token)
             self._open.close()
+
+    def _await_release(self, tokens: dict[str, str]) -> None:
+        """Give runs the time for a checkpoint. tokens: of our claims, by run."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            held = self._study.claims.holders(tokens).items()
+            if not any(holder.alive and holder.token == tokens[key] for key, holder in held):
+                return
+            time.sleep(POLL)
 
 
 def connect(address: str | None, until: contextlib.ExitStack) -> Any:
@@ -265,12 +279,20 @@ def perform(config: WorkerConfig, marker: Path, key: str, token: str) -> list[tu
             study = _study(config)
             claim = study.claim([key], token)
             if claim is not None:
-                study.perform(claim, stop=lambda: False, device=config.device, log=log)
+                study.perform(claim, stop=lambda: _is_gone(marker), device=config.device, log=log)
     except AttemperError as error:
         messages.append(("fatal", str(error)))
     except Exception:
         messages.append(("fatal", f"A node failed outside of any run:\n{traceback.format_exc()}"))
     return messages
+
+
+def _is_gone(marker: Path) -> bool:
+    """Whether the executor has put its beacon out. A file system that does not answer for a moment says nothing."""
+    try:
+        return not marker.exists()
+    except OSError:
+        return False
 
 
 def _study(config: WorkerConfig) -> Study:

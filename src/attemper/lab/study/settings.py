@@ -4,8 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from attemper.errors import ParameterError
-from attemper.files import atomic_write
+from attemper.errors import MissingFileError, ParameterError, UnreadableError
+from attemper.files import atomic_write, read_json_object
 from attemper.lab.folders import unreadable
 
 FILE = "settings.json"
@@ -29,12 +29,14 @@ def read_settings(folder: Path) -> Settings:
     """What a folder remembers; the defaults where it remembers nothing."""
     path = folder / FILE
     try:
-        held = json.loads(path.read_text())
-        every = held["probe_every"]
-        return Settings(None if every is None else int(every), tuple(map(str, held["track"])))
-    except (FileNotFoundError, NotADirectoryError):
+        held = read_json_object(path)
+        every, track = held["probe_every"], held["track"]
+        if not (every is None or type(every) is int) or not isinstance(track, list):
+            raise ValueError(f"probe_every is {every!r} and track is {track!r}")
+        return Settings(every, tuple(map(str, track)))
+    except MissingFileError:
         return Settings()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (UnreadableError, ValueError, KeyError) as error:
         raise unreadable(path, error) from None
 
 

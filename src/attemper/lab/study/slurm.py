@@ -16,9 +16,9 @@ from attemper.errors import ParameterError
 LEFT_WORK = 75
 """The exit code of a worker whose time was up while there was something to do: 'try again later'."""
 
-TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+TIME = re.compile(r"[0-9]{1,9}|[0-9]{1,9}:[0-9]{2}(:[0-9]{2})?|[0-9]{1,6}-[0-9]{1,3}(:[0-9]{2}){0,2}")
 """As sbatch reads it: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s."""
-MEMORY = re.compile(r"\d+[KMGT]?")
+MEMORY = re.compile(r"[0-9]{1,12}[KMGT]?")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class Job:
     more: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        least = {"tasks": 1, "cpus": 1, "gpus": 0, "notice": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ParameterError(f"{name} is {getattr(self, name)}; it must be at least {low}.")
+        limits = {"tasks": (1, 100_000), "cpus": (1, 10_000), "gpus": (0, 10_000), "notice": (1, 10**6)}
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                end = f"at least {low}" if getattr(self, name) < low else f"at most {high:,}"
+                raise ParameterError(f"{name} is {getattr(self, name)}; it must be {end}.")
         if self.most is not None and self.most < 1:
             raise ParameterError(f"most is {self.most}; it must be at least 1.")
         if self.gpus > 1:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attemper.lab.study.notices import notices
 from attemper.lab.study.plan import Entry
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.store import Result
@@ -60,6 +61,8 @@ class Status:
     failed: int
     seconds_left: float | None
     """At the pace of the runs that are done and the workers that are busy now; none: nothing to go by."""
+    notes: tuple[str, ...] = ()
+    """What whoever reads it should know: files that do not count, versions that are mixed."""
 
     @property
     def missing(self) -> int:
@@ -76,11 +79,11 @@ def status_of(study: Study) -> Status:
     holders = study.claims.holders(key for key in study.runs if key not in results)
     running = {}
     for key, holder in holders.items():
-        if holder.alive and key not in failed:
+        if holder.alive and holder.heard and key not in failed:
             event = study.store.read_progress(key)
             seconds = max(0.0, time.time() - holder.since)
             running[key] = Running(
-                study.describe(key), holder.host, holder.pid, seconds, _share(event), event.get("loss")
+                study.describe(key), holder.host, holder.pid, seconds, _share(event), _number(event.get("loss"))
             )
     recipes = tuple(_standing(study, entry, results, running, failed) for entry in study.plan.recipes)
     return Status(
@@ -90,6 +93,7 @@ def status_of(study: Study) -> Status:
         running=tuple(running.values()),
         failed=len(failed),
         seconds_left=_seconds_left(study, results, running, failed),
+        notes=tuple(notices(study, results.values())),
     )
 
 
@@ -117,6 +121,11 @@ def _share(event: dict[str, object]) -> float:
         return min(1.0, max(0.0, (epoch - 1 + step / steps) / epochs))
     except (KeyError, ValueError, ZeroDivisionError):
         return 0.0
+
+
+def _number(value: object) -> float | None:
+    """A loss that can be shown; None where there is none, or where its file is damaged."""
+    return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else None
 
 
 def _seconds_left(

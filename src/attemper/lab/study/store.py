@@ -1,6 +1,6 @@
 """A study's folder: one file per result, written atomically, and what belongs to runs that are not finished.
 
-plan.yaml           the plan, every default written out
+plan.yaml           the plan, every default written out; its first line has the study's versions, and a digest
 data.json           the task's name and the fingerprint of its data
 settings.json       how runs are watched, where that is not left to the defaults
 runs/<key>.json     one result
@@ -19,26 +19,34 @@ import shutil
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from attemper.errors import AttemperError
-from attemper.files import atomic_write, remove_parts, set_aside
+from attemper.errors import AttemperError, MissingFileError, UnreadableError
+from attemper.files import atomic_write, parse_json, read_bytes, read_json_object, remove_parts, set_aside
 from attemper.lab.errors import UnreadableFolderError
 from attemper.lab.folders import folder_errors
-from attemper.lab.study.claims import identity
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.study.owners import identity
+from attemper.lab.study.result_shape import misshapen
+from attemper.lab.training.digests import DIGEST, digest_fits, with_digest
+from attemper.lab.training.spec import FORMAT, RunSpec
+from attemper.lab.training.versions import versions_of
 
 Result = dict[str, Any]
-FORMAT = 1
+PARTS_AFTER = 3600.0
+"""Seconds after which a part of a file is no longer being written, even where machines disagree about the time."""
 FAILURE = re.compile(r"(\w+)\.(\d+)\.json")
 
 
 class Store:
-    """Reads and writes the files of one study. Nothing here knows of plans or of training."""
+    """Reads and writes the files of one study. Nothing here knows of plans or of training.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._read: dict[str, tuple[tuple[int, int, int], Result | None]] = {}
+    digests: whether every result has a digest; those of studies that were begun before there were any have none.
+    """
+
+    def __init__(self, folder: Path, *, digests: bool = True) -> None:
+        self.folder, self._digests = folder, digests
+        self._read: dict[str, tuple[tuple[int, int, int], Result | str]] = {}
+        """By key: which file it was, and what it held, or what is wrong with it."""
 
     def path(self, key: str) -> Path:
         """The file of a run's result."""
@@ -55,18 +63,30 @@ class Store:
             stat = path.stat()
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if key not in self._read or self._read[key][0] != stamp:
-                self._read[key] = stamp, _parse(path.read_bytes(), key)
-        except FileNotFoundError:
+                self._read[key] = stamp, self._parse(read_bytes(path), key)
+        except (FileNotFoundError, MissingFileError):
             self._read.pop(key, None)
             return None
         except OSError as error:
             # A result that is there and cannot be read is no reason to do the run again.
             raise UnreadableFolderError(f"{path} cannot be read: {error.strerror or error}.") from error
-        return self._read[key][1]
+        except UnreadableError as error:
+            raise UnreadableFolderError(str(error)) from error
+        found = self._read[key][1]
+        return None if isinstance(found, str) else found
 
-    def corrupt(self, key: str) -> bool:
-        """Whether there is a file that is no result of this run."""
-        return self.result(key) is None and key in self._read
+    def _parse(self, data: bytes, key: str) -> Result | str:
+        try:
+            result = parse_json(data, key, finite=True)
+        except UnreadableError:
+            return "it is no JSON, or only a part of it is there"
+        return problem_with(result, key, digests=self._digests) or result
+
+    def corrupt(self, key: str) -> str | None:
+        """What is wrong with the file of a run that holds no result of it; None where nothing is, or no file."""
+        self.result(key)
+        found = self._read[key][1] if key in self._read else None
+        return found if isinstance(found, str) else None
 
     def set_aside(self, key: str) -> Path:
         """Rename a corrupt result, so that its run can be done again and somebody can look at the file."""
@@ -76,6 +96,7 @@ class Store:
 
     def save(self, key: str, result: Result) -> None:
         """Put a result on disk, and only then forget what the run needed while it ran."""
+        result = with_digest(result)
         text = json.dumps(result, sort_keys=True, indent=1, allow_nan=False) + "\n"
         problem = problem_with(result, key)
         if problem:
@@ -104,10 +125,9 @@ class Store:
     def read_progress(self, key: str) -> dict[str, Any]:
         """The last event of a run."""
         try:
-            event = json.loads(self._progress(key).read_text())
-        except (OSError, ValueError):
+            return read_json_object(self._progress(key))
+        except UnreadableError:
             return {}
-        return event if isinstance(event, dict) else {}
 
     # Failures: each attempt that went wrong leaves one file.
 
@@ -116,9 +136,9 @@ class Store:
         found = []
         for path in self._failure_files(key):
             try:
-                found.append(dict(json.loads(path.read_text())))
-            except (OSError, ValueError, TypeError):
-                found.append({"error": f"{path.name} cannot be read", "traceback": ""})
+                found.append({"error": "no reason is given", "traceback": "", **read_json_object(path)})
+            except UnreadableError as error:
+                found.append({"error": str(error), "traceback": ""})
         return found
 
     def _failure_files(self, key: str) -> list[Path]:
@@ -148,11 +168,15 @@ class Store:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def has_begun(self) -> bool:
+        """Whether there is anything of a run: a result, or work on one."""
+        return any(self._files(name) for name in ("runs", "work", "claims"))
+
     def leftovers(self) -> set[str]:
         """The runs of which something lies in the folder that a finished run no longer needs."""
         return {path.name.partition(".")[0] for name in ("work", "progress", "claims") for path in self._files(name)}
 
-    def sweep_parts(self, older_than: float) -> None:
+    def sweep_parts(self, older_than: float = PARTS_AFTER) -> None:
         """Remove parts of files that were being written when their process was killed."""
         remove_parts(self.folder, "*/.*.part", older_than=older_than)
 
@@ -168,22 +192,12 @@ def _number_of(failure: Path) -> int:
     return int(match[2]) if match else 0
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _parse(data: bytes, key: str) -> Result | None:
-    try:
-        result = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return None if problem_with(result, key) else result
-
-
-def problem_with(result: Any, key: str) -> str | None:
-    """What is wrong with a result of the run `key`, in words; None if nothing is."""
+def problem_with(result: Any, key: str, *, digests: bool = True) -> str | None:
+    """What is wrong with a result of the run `key`, in words; None if nothing is. digests: whether it must have one."""
     if not isinstance(result, dict):
         return "it is no JSON object"
+    if (digests or DIGEST in result) and not digest_fits(result):
+        return "its digest does not fit: it was edited, or a part of it is missing"
     if result.get("format") != FORMAT:
         return f"its format is {result.get('format')!r}, not {FORMAT}"
     if result.get("status") not in ("finished", "diverged"):
@@ -192,8 +206,19 @@ def problem_with(result: Any, key: str) -> str | None:
         if result["key"] != key or RunSpec.from_dict(result["spec"]).key(result["fingerprint"]) != key:
             return "it belongs to another run"
         values = [result[part][result["metric"]] for part in ("train", "validation", "test")]
-    except (KeyError, TypeError, AttemperError) as error:
+        versions_of(result)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, AttemperError) as error:
         return f"a part of it is missing or wrong ({error!r})"
     if not all(value is None or (isinstance(value, int | float) and math.isfinite(value)) for value in values):
         return "its metrics are no numbers"
-    return None if isinstance(result.get("curve"), list) else "it has no curve"
+    if _has_old_corruptions(result.get("evaluation")):
+        return "it was evaluated by an earlier version, whose corruptions are not the published ones"
+    return misshapen(result) if isinstance(result.get("curve"), list) else "it has no curve"
+
+
+def _has_old_corruptions(evaluation: Any) -> bool:
+    """Whether images were corrupted before the published constants were used, which are named since."""
+    if not isinstance(evaluation, dict) or "corruption_constants" in evaluation:
+        return False
+    found = evaluation.get("robustness")
+    return isinstance(found, dict) and bool(found.get("corruptions"))

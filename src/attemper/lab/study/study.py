@@ -9,21 +9,42 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attemper.errors import AttemperError
-from attemper.files import atomic_write
-from attemper.lab.errors import FolderError, LostClaimError, PlanError, StudyError
+from attemper.errors import MissingFileError, UnreadableError, first_line
+from attemper.files import atomic_write, read_json_object
+from attemper.lab.errors import (
+    DamagedPlanError,
+    DeviceLostError,
+    FolderError,
+    LostClaimError,
+    StudyError,
+    VersionsError,
+)
 from attemper.lab.folders import disk_error_behind, folder_error, folder_errors, unreadable
 from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder
 from attemper.lab.study.engine import Engine, Task, Training
+from attemper.lab.study.fitting import refuse_misfits
+from attemper.lab.study.held_plan import (
+    DATA,
+    FORMAT,
+    HeldPlan,
+    read_held_plan,
+    refuse_foreign,
+    refuse_other_plan,
+    versions_in,
+    write_held_plan,
+)
 from attemper.lab.study.plan import Entry, Plan
-from attemper.lab.study.planfile import dump_plan, load_plan
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
 from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.registry import check_trackers
+from attemper.lab.training.leaving import Leave
 from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.tracking import follow
+from attemper.lab.training.versions import BEFORE, listed, versions_here
 
+LOST = "AcceleratorError"
+"""What torch raises when a kernel went wrong; from then on everything that this process asks of the GPU fails."""
 POLL = 0.2
 """Seconds between two looks at a folder on which only others have work to do."""
 ATTEMPTS = 3
@@ -31,7 +52,7 @@ ATTEMPTS = 3
 
 
 class Halt(BaseException):
-    """Raised inside a run to leave it, through whatever would catch an `Exception`."""
+    """Raised inside a run that is no longer ours, to leave it as it is: its checkpoints are another worker's now."""
 
 
 class Study:
@@ -43,6 +64,7 @@ class Study:
     engine: performs the runs; none: `attemper.lab.training`.
     settings: how runs are watched; none: as the folder remembers it.
     change_plan: take a folder that holds other runs than the plan's. They stay, and those in common are not run again.
+    accept_versions: do runs under other versions of torch or of Attemper's results than those that are there.
     stale_after: seconds of silence after which another worker is taken for dead.
     attempts: after so many attempts that went wrong, a run is given up and the others go on.
     """
@@ -56,50 +78,50 @@ class Study:
         engine: Engine | None = None,
         settings: Settings | None = None,
         change_plan: bool = False,
+        accept_versions: bool = False,
         stale_after: float = STALE_AFTER,
         attempts: int = ATTEMPTS,
     ) -> None:
-        self.folder, self.root, self.attempts = Path(folder), root, attempts
-        self.settings = read_settings(self.folder) if settings is None else settings
-        self.engine: Engine = engine or Training(self.settings.probe_every)
-        self.store = Store(self.folder)
-        self.claims = Claims(self.folder / "claims", stale_after=stale_after)
-        held = self._held_plan()
+        self.folder, self.root, self.attempts, self.accept_versions = Path(folder), root, attempts, accept_versions
+        held = self._held_plan(replaced=plan is not None and change_plan)
         if plan is None and held is None:
             raise StudyError(f"{self.folder} holds no study: it has no plan.yaml.")
-        self.plan: Plan = plan or held  # type: ignore[assignment]
+        if held is None and not change_plan:
+            refuse_foreign(self.folder)
+        self.versions = (held.versions if held else versions_in(self.folder)) or (versions_here(),)
+        """Under which the runs were done so far; the first are those of their keys."""
+        self.settings = read_settings(self.folder) if settings is None else settings
+        self.engine: Engine = engine or Training(self.settings.probe_every)
+        self.claims = Claims(self.folder / "claims", stale_after=stale_after)
+        self.store = Store(self.folder, digests=self.versions[0] != BEFORE)
+        self.plan: Plan = plan or held.plan  # type: ignore[union-attr]
         if self.plan.budget.teacher is not None and self.plan.budget.teacher_hash is None:
             self.plan = dataclasses.replace(
                 self.plan, budget=self.engine.with_teacher_hash(self.plan.budget, self.task)
             )
         if held is not None and not change_plan:
-            self._refuse_other(held)
+            refuse_other_plan(self.folder, self.plan, held)
 
-    def _held_plan(self) -> Plan | None:
-        path = self.folder / "plan.yaml"
-        return load_plan(path) if path.exists() else None
-
-    def _refuse_other(self, held: Plan) -> None:
-        """A longer plan may go on with a folder; one that leaves runs out would hide them."""
-        left_out = [run for run in held.runs() if run not in set(self.plan.runs())]
-        if left_out:
-            raise StudyError(
-                f"{self.folder} holds the study of another plan: {len(left_out)} of its {len(held.runs())} runs are "
-                f"not in this one, such as {left_out[0].recipe} on {left_out[0].task} with seed {left_out[0].seed}. "
-                "Choose another folder, or allow its plan to be changed; results in common are kept either way."
-            )
+    def _held_plan(self, *, replaced: bool = False) -> HeldPlan | None:
+        """What the folder holds. replaced: another plan takes its place, so that it may be damaged."""
+        try:
+            return read_held_plan(self.folder)
+        except DamagedPlanError:
+            if not replaced:
+                raise
+            return None
 
     @cached_property
     def data(self) -> dict[str, str]:
         """The task's name and its data's fingerprint; known from the folder where the data is not at hand."""
-        path = self.folder / "data.json"
+        path = self.folder / DATA
         try:
-            held = json.loads(path.read_text())
+            held = read_json_object(path)
             if held["plan"] == self.plan.task:
-                return {name: str(held[name]) for name in ("plan", "task", "fingerprint")}
-        except (FileNotFoundError, NotADirectoryError):
+                return {name: _text(held, name) for name in ("plan", "task", "fingerprint")}
+        except MissingFileError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (UnreadableError, ValueError, KeyError) as error:
             raise unreadable(path, error) from None
         return self._data_of(self.task)
 
@@ -114,10 +136,11 @@ class Study:
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
         """Every run by its key, in the order in which they are done."""
-        return {self.key(spec): spec for spec in self.plan.runs(self.data["task"])}
+        specs = [dataclasses.replace(spec, versions=self.versions[0]) for spec in self.plan.runs(self.data["task"])]
+        return {self.key(spec): spec for spec in specs}
 
     def key(self, spec: RunSpec) -> str:
-        return spec.key(self.data["fingerprint"])
+        return dataclasses.replace(spec, versions=self.versions[0]).key(self.data["fingerprint"])
 
     def keys_of(self, entry: Entry) -> dict[tuple[str, float], list[str]]:
         """The runs of a row: for each configuration, one per seed."""
@@ -150,16 +173,9 @@ class Study:
     def check(self) -> None:
         """See that every recipe with something to do fits the model; all that do not are named at once."""
         check_trackers(self.settings.track)
-        errors: dict[str, str] = {}
-        for recipe, spec in {self.runs[key].recipe: self.runs[key] for key in reversed(self.missing())}.items():
-            try:
-                self.engine.check(spec, self.task)
-            except AttemperError as error:
-                errors[recipe] = str(error)
-        if errors:
-            every = [text for text in dict.fromkeys(run.recipe for run in self.runs.values()) if text in errors]
-            lines = "\n".join(f"- {recipe}: {errors[recipe]}" for recipe in every)
-            raise PlanError(f"{len(errors)} of the plan's recipes cannot be run with {self.plan.model}:\n{lines}")
+        first = {self.runs[key].recipe: self.runs[key] for key in reversed(self.missing())}
+        runs = {run.recipe: first[run.recipe] for run in self.runs.values() if run.recipe in first}
+        refuse_misfits(runs, lambda spec: self.engine.check(spec, self.task), self.plan.model)
 
     def check_data(self) -> dict[str, str]:
         """The task's name and its data's fingerprint; raises unless it is the data that the study began with."""
@@ -171,22 +187,70 @@ class Study:
             )
         return found
 
+    def check_versions(self) -> None:
+        """Raise if runs are to be done under other versions than those that are there, unless that is accepted.
+
+        Where nothing was run yet, the versions are those of whoever begins.
+        """
+        here = versions_here()
+        if here in self.versions:
+            return
+        if not self.store.has_begun():
+            self.versions = (here,)
+            self.__dict__.pop("runs", None)  # keys depend on it
+        elif self.accept_versions:
+            self.versions = (*self.versions, here)
+        else:
+            self._refuse_versions()
+
+    def join(self) -> None:
+        """Take part, as a worker, in a study that somebody has made ready; raises as `check_versions` does."""
+        here = versions_here()
+        if here in self.versions:
+            return
+        if not self.accept_versions:
+            self._refuse_versions()
+            return
+        self.versions = (*self.versions, here)
+        held = read_held_plan(self.folder)
+        if held is not None:
+            with folder_errors(self.folder):
+                write_held_plan(self.folder, held.plan, tuple(dict.fromkeys((*held.versions, here))), held)
+
+    def _refuse_versions(self) -> None:
+        """Raise if there is anything to do."""
+        done, total = len(self.results()), len(self.runs)
+        if done < total:
+            raise VersionsError(
+                f"{self.folder} has {done} results made under {listed(self.versions)}, and here are {versions_here()}: "
+                f"the missing runs ({total - done}) would not be comparable. Use those versions, another folder, or "
+                "--accept-versions to mix them; summary and page then say so."
+            )
+
     def prepare(self) -> list[str]:
         """Write the plan into the folder, give every run its attempts back, and sweep. Returns what is worth saying."""
         found = self.check_data()
+        self.check_versions()
         with folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._held_plan() != self.plan:
-                atomic_write(self.folder / "plan.yaml", dump_plan(self.plan))
-            if not (self.folder / "data.json").exists() or json.loads((self.folder / "data.json").read_text()) != found:
-                atomic_write(self.folder / "data.json", json.dumps(found, indent=1) + "\n")
+            write_held_plan(self.folder, self.plan, self.versions, self._held_plan(replaced=True))
+            data, path = {"format": FORMAT, **found}, self.folder / DATA
+            if not path.exists() or read_json_object(path) != data:
+                atomic_write(path, json.dumps(data, indent=1) + "\n")
             write_settings(self.folder, self.settings)
             for name in ("runs", "work", "claims"):
                 (self.folder / name).mkdir(exist_ok=True)
         for key in set(self.store.attempts()) & set(self.runs):
             self.store.clear_failures(key)
         self.sweep()
-        return [f"{self.store.path(key)} is corrupt; it is set aside and run again" for key in self.corrupt()]
+        notes = [
+            f"{self.store.path(key)} is corrupt ({problem}); it is set aside and run again"
+            for key, problem in self.corrupt().items()
+        ]
+        if set(self.versions) != {versions_here()}:
+            what = "mixes results made" if len(self.versions) > 1 else "was begun"
+            notes.append(f"this study {what} under {listed(self.versions)}")
+        return notes
 
     def sweep(self) -> None:
         """Remove what workers that were killed have left of finished runs."""
@@ -194,11 +258,12 @@ class Study:
             if self.store.result(key) is not None:
                 self.store.forget(key)
                 self.claims.clear(key)
-        self.store.sweep_parts(older_than=self.claims.stale_after)
+        self.store.sweep_parts()
 
-    def corrupt(self) -> list[str]:
-        """The runs whose file is no result."""
-        return [key for key in self.runs if self.store.corrupt(key)]
+    def corrupt(self) -> dict[str, str]:
+        """The runs whose file is no result, and what is wrong with it."""
+        found = {key: self.store.corrupt(key) for key in self.runs}
+        return {key: problem for key, problem in found.items() if problem is not None}
 
     # Working.
 
@@ -247,19 +312,26 @@ class Study:
     ) -> None:
         """Do missing runs in this process, one after another, until there is none or `stop` says so.
 
-        wait: stay while others have the last runs in hand, in case one of them dies.
+        stop: asked a few times a second; a run that it stops writes a checkpoint first.
+        wait: stay while others have the last runs in hand, in case one of them dies. Otherwise this leaves as soon as
+            all of them are known to be alive, which takes up to a minute where they are on other machines.
         """
         while not stop():
             todo = self.missing()
             if not todo:
                 return
             claim = self.claim(todo)
-            if claim is None and not wait:
-                return
-            if claim is None:
-                time.sleep(POLL)
-            else:
+            if claim is not None:
                 self.perform(claim, stop=stop, device=device, log=log)
+            elif not wait and self._all_in_hand(todo):
+                return
+            else:
+                time.sleep(POLL)
+
+    def _all_in_hand(self, keys: Iterable[str]) -> bool:
+        """Whether runs have holders that are known to be alive. One on another machine has to be watched for that."""
+        holders = self.claims.holders(keys).values()
+        return bool(holders) and all(holder.certain for holder in holders)
 
     def perform(self, claim: Claim, *, stop: Callable[[], bool], device: str | None, log: LogCallback) -> None:
         """Do one claimed run, unless it is done or given up by now. Whatever happens, the claim is given back."""
@@ -274,7 +346,7 @@ class Study:
                 claim.check()
                 self.store.save(key, result)
                 claim.finish()
-        except (Halt, LostClaimError):
+        except (Halt, Leave, LostClaimError):
             pass
         except FolderError:
             raise
@@ -282,15 +354,21 @@ class Study:
             trouble = disk_error_behind(error)
             if trouble is not None:
                 raise folder_error(trouble, Path(trouble.filename or self.folder)) from error
-            self.store.add_failure(key, f"{type(error).__name__}: {error}", traceback.format_exc())
-            log(f"{self.describe(key)} went wrong: {type(error).__name__}: {error}")
+            lost = type(error).__name__ == LOST
+            if not (lost and stop()):  # workers that end together can take a shared GPU from each other
+                self.store.add_failure(key, f"{type(error).__name__}: {error}", traceback.format_exc())
+                log(f"{self.describe(key)} went wrong: {type(error).__name__}: {error}")
+            if lost:
+                raise DeviceLostError(f"{self.describe(key)} lost its device: {first_line(error)}") from error
         finally:
             claim.release()
 
     def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None, log: LogCallback) -> Result:
         def progress(event: dict[str, Any]) -> None:
-            if stop() or claim.lost:
+            if claim.lost:
                 raise Halt
+            if stop():
+                raise Leave
             if "warning" in event:
                 log(f"{self.describe(claim.key)}: {event['warning']}")
             self.store.write_progress(claim.key, event)
@@ -318,3 +396,9 @@ class Study:
         spec = self.runs[key]
         rate = f", lr {spec.budget.lr:g}" if len(self.plan.lr) > 1 else ""
         return f"{spec.recipe}{rate}, seed {spec.seed}"
+
+
+def _text(held: dict[str, Any], name: str) -> str:
+    if not isinstance(held[name], str):
+        raise ValueError(f"{name} is {held[name]!r}")
+    return str(held[name])

@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from attemper.lab.evaluation.key_figures import over_seeds
-from attemper.lab.study.costs import read_costs
+from attemper.lab.study.costs import cost_problem, read_costs
 from attemper.lab.study.evaluations import compare_figures
+from attemper.lab.study.notices import notices, row_versions
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.selection import Choice, choose, validation_of
 from attemper.lab.study.statistics import CONFIDENCE, deviation, holm, mean, paired_difference, ranks
@@ -37,7 +38,13 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         "command": command,
         "complete": not missing,
         "confidence": CONFIDENCE,
-        "notes": [*plan.notes, *_data_notes(results), *(_failure_note(study, key) for key in failed)],
+        "notes": [
+            *plan.notes,
+            *_data_notes(results),
+            *_cost_notes(study),
+            *(_failure_note(study, key) for key in failed),
+            *notices(study, results.values()),
+        ],
         "recipes": rows,
     }
 
@@ -82,6 +89,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "probes": [run.get("probes", []) if run is not None else [] for run in runs],
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
+        "versions": row_versions(results[key] for of in keys.values() for key in of if key in results),
     }
     if evaluated:
         row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
@@ -147,6 +155,11 @@ def _versions(results: dict[str, Result]) -> dict[str, str]:
 def _data_notes(results: dict[str, Result]) -> list[str]:
     """What the runs say about their data, each thing once."""
     return list(dict.fromkeys(note for result in results.values() for note in result.get("notes", ())))
+
+
+def _cost_notes(study: Study) -> list[str]:
+    problem = cost_problem(study)
+    return [] if problem is None else [problem]
 
 
 def _failure_note(study: Study, key: str) -> str:

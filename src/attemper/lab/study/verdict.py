@@ -28,18 +28,21 @@ def _completeness(missing: int, failed: int) -> list[str]:
 
 
 def _comparison(baseline: Row, others: Sequence[Row], seeds: int, confidence: float) -> list[str]:
-    name = baseline["name"]
+    # "none", the usual name of the baseline, would read as its opposite by itself: no recipe is better than none.
+    first, name = f"the baseline `{baseline['name']}`", "the baseline"
     compared = [row for row in others if row["difference"] is not None]
     if not others:
-        return [f"There is nothing to compare {name} with."]
+        return [f"There is nothing to compare {first} with."]
     if not compared:
-        return [f"No recipe can be compared with {name} yet."]
+        return [f"No recipe can be compared with {first} yet."]
     if seeds == 1:
-        return _one_seed(name, compared)
+        return _one_seed(first, compared)
     better = [row for row in compared if _significant(row) and row["difference"]["mean"] > 0]
     worse = [row for row in compared if _significant(row) and row["difference"]["mean"] < 0]
     sentences = [
-        _better(name, better, len(compared), confidence) if better else _none_better(name, compared, seeds, confidence)
+        _better(first, better, len(compared), confidence)
+        if better
+        else _none_better(first, compared, seeds, confidence)
     ]
     if worse:
         sentences.append(f"{_list(worse)} {'is' if len(worse) == 1 else 'are'} worse than {name}.")

@@ -26,6 +26,7 @@ class WorkerConfig:
     settings: Settings
     stale_after: float
     attempts: int
+    accept_versions: bool
     threads: int
     device: str | None
 
@@ -40,13 +41,14 @@ class WorkerConfig:
             settings=study.settings,
             stale_after=study.claims.stale_after,
             attempts=study.attempts,
+            accept_versions=study.accept_versions,
             threads=threads,
             device=device,
         )
 
     def open(self) -> Study:
-        """The study, opened in the worker."""
-        return Study(
+        """The study, opened in the worker; raises if the versions there are others."""
+        study = Study(
             self.folder,
             self.plan,
             self.root,
@@ -55,7 +57,10 @@ class WorkerConfig:
             change_plan=True,
             stale_after=self.stale_after,
             attempts=self.attempts,
+            accept_versions=self.accept_versions,
         )
+        study.join()
+        return study
 
 
 class DeathCounter:

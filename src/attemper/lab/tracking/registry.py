@@ -13,8 +13,8 @@ OWN = {
     "trackio": ("attemper.lab.tracking.wandb:trackio", "trackio's local dashboard, or a Space of Hugging Face"),
     "wandb": ("attemper.lab.tracking.wandb:wandb", "Weights & Biases"),
 }
-NEEDS = {"tensorboard": "study", "trackio": "trackio", "wandb": "wandb"}
-"""The extra of attemper that brings a tracker's package."""
+INSTALL = {"tensorboard": "'attemper[study]'", "trackio": "trackio", "wandb": "wandb"}
+"""What to install for a tracker."""
 
 
 def list_trackers() -> dict[str, str]:
@@ -34,13 +34,13 @@ def _added() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def make_tracker(name: str) -> Tracker:
-    """A new tracker for one run; a package that it lacks is named with the extra that brings it."""
+    """A new tracker for one run; a package that it lacks is named, with what to install."""
     maker = _maker(name)
     try:
         tracker = maker()
     except ModuleNotFoundError as error:
-        extra = f": pip install 'attemper[{NEEDS[name]}]'" if name in NEEDS else ""
-        raise ParameterError(f"--track {name} needs '{error.name}', which is not installed{extra}") from None
+        install = f": pip install {INSTALL[name]}" if name in INSTALL else ""
+        raise ParameterError(f"--track {name} needs '{error.name}', which is not installed{install}") from None
     missing = [method for method in ("start", "log", "finish") if not callable(getattr(tracker, method, None))]
     if missing:
         raise AttemperError(f"The tracker '{name}' lacks {', '.join(missing)}; a tracker has start, log and finish.")

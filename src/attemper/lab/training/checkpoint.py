@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from attemper.errors import UnreadableError
-from attemper.files import atomic_file, remove_parts, without_digest
+from attemper.errors import MissingFileError, UnreadableError, first_line
+from attemper.files import atomic_file, read_bytes, remove_parts, without_digest
 from attemper.lab.errors import DamagedError, StorageError
 
 CHECKPOINT = "checkpoint.pt"
 """The name of the one checkpoint in a run's folder."""
+MOST_BYTES = 2**42
+"""Of a checkpoint: four terabytes."""
 
 
 def make_ready(folder: Path) -> None:
@@ -50,15 +52,17 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """What `save_checkpoint` wrote, on the CPU; None where there is none. Nothing in the file is executed."""
     file = folder / CHECKPOINT
     try:
-        whole = file.read_bytes()
-    except FileNotFoundError:
+        whole = read_bytes(file, most=MOST_BYTES)
+    except MissingFileError:
         return None
-    except OSError as error:
-        raise UnreadableError(f"The checkpoint '{file}' could not be read: {error.strerror or error}.") from error
+    except UnreadableError as error:
+        raise UnreadableError(f"The checkpoint could not be read: {error}") from error
     if (data := without_digest(whole)) is None:
         raise DamagedError(f"The checkpoint '{file}' is damaged ({len(whole):,} bytes)")
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # not damaged, and yet not ours: torch raises many kinds
-        raise DamagedError(f"The checkpoint '{file}' cannot be read ({type(error).__name__}: {error})") from error
+        raise DamagedError(
+            f"The checkpoint '{file}' cannot be read ({type(error).__name__}: {first_line(error)})"
+        ) from error
     return state

@@ -1,35 +1,36 @@
 """One run, from its description to its result."""
 
 import dataclasses
-import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-import attemper
 from attemper.errors import ParameterError
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
+from attemper.lab.training.devices import usable_device
 from attemper.lab.training.graph import Step, fastest
 from attemper.lab.training.interruptions import Interruptions
 from attemper.lab.training.learner import Learner
+from attemper.lab.training.leaving import Leave
 from attemper.lab.training.meter import Reading
-from attemper.lab.training.parallel import whole
-from attemper.lab.training.randomness import preserved_random_state, seed_everything
+from attemper.lab.training.outcome import result_of
+from attemper.lab.training.randomness import preserved_random_state, random_state, seed_everything, set_random_state
 from attemper.lab.training.ranks import ALONE, Ranks, current
+from attemper.lab.training.run_folder import Owner, take_folder
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.shards import refuse_sharded
-from attemper.lab.training.spec import FORMAT, RunSpec
+from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.teacher import with_teacher_hash
-from attemper.lab.training.validation import detail, evaluate, finite
-from attemper.lab.training.weights import save_weights
+from attemper.lab.training.validation import evaluate, finite
+from attemper.lab.training.versions import versions_here
 from attemper.probes.recording import IMAGES, Recorder
 
 Progress = Callable[[dict[str, Any]], None]
@@ -51,6 +52,9 @@ always has one."""
 CHECKPOINT_WITHIN = 300.0
 """Seconds after which a checkpoint is written inside of an epoch: so much can be lost."""
 
+LEAVE = 2
+"""The decision to write a checkpoint and end the run; 1: to write one; 0: to go on."""
+
 CHECKPOINT_SHARE = 0.01
 """Of the time, at most so much goes into checkpoints inside of epochs; those of a large model are less frequent."""
 
@@ -64,6 +68,7 @@ def run(
     device: torch.device | str | None = None,
     probe_every: int | None = None,
     examine: Examine | None = None,
+    accept_versions: bool = False,
 ) -> dict[str, Any]:
     """Train one model under one recipe and one seed, and measure it. Inside of `joined`, all ranks do so together.
 
@@ -72,21 +77,26 @@ def run(
 
     folder: where checkpoints go, and in the end the chosen weights; a run that finds its own checkpoint there goes on
         from it, and on a CPU ends with the same bits as one that was never interrupted. Once the result is
-        stored, the folder may be deleted.
-    progress: called with an event at the end of every epoch, and a few times a second between.
+        stored, the folder may be deleted. One that holds another run is refused, and left as it is.
+    progress: called with an event at the end of every epoch, and a few times a second between. If it raises `Leave`, a
+        checkpoint is written first.
     device: None is a GPU where there is one.
     probe_every: steps between two looks at attention, which go into the result's "probes"; nothing else changes.
     examine: evaluates the test set for a run whose spec asks for it.
+    accept_versions: go on with a run that was begun under other versions of torch or of Attemper's results.
     """
     ranks = current()
     with preserved_random_state():
         spec = with_teacher_hash(spec, task)
-        return Run(spec, task, folder, progress, choose_device(device, ranks), probe_every, ranks, examine).finish()
+        if folder is not None:
+            spec = ranks.from_main(lambda: take_folder(folder, spec, task.fingerprint, accept_versions=accept_versions))
+        chosen = choose_device(device, ranks)
+        return Run(spec, task, folder, progress, chosen, probe_every, ranks, examine, accept_versions).finish()
 
 
 def choose_device(device: torch.device | str | None, ranks: Ranks = ALONE) -> torch.device:
     """What was asked for, else a GPU where there is one, else the CPU. Of several ranks, each has a GPU of its own."""
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if ranks.alone or chosen.type != "cuda":
         return chosen
     if chosen.index is not None:
@@ -115,14 +125,18 @@ class Run:
         probe_every: int | None = None,
         ranks: Ranks = ALONE,
         examine: Examine | None = None,
+        accept_versions: bool = False,
     ) -> None:
         self.begun = self.last_saved = self.last_report = self.trained_since = time.perf_counter()
         self.saving = 0.0
         """Seconds that the last checkpoint took."""
+        self.leaving: Leave | None = None
+        """Whoever watches wants the run to end."""
         self.spec, self.budget, self.task, self.folder, self.device = spec, spec.budget, task, folder, device
         self.ranks = ranks
         self.emit = progress if progress and ranks.main else (lambda event: None)
         self.key = spec.key(task.fingerprint)
+        ranks.check_same("version of torch or Attemper", str(versions_here()))
         ranks.check_same("run or other data", self.key)
         if ranks.sharded:
             refuse_sharded(spec, probe_every)
@@ -135,10 +149,13 @@ class Run:
         self.data = RunData(spec, task, device, ranks)
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
-        self.state = RunState()
+        self.state = RunState(made_under=[versions_here().to_dict()])
         self.best: Mapping[str, Tensor] = self.learner.weights()
+        owner = Owner(spec, task.fingerprint)
         self.interruptions = (
-            None if folder is None else Interruptions(folder, self.key, spec.seed, self.learner, ranks, self.warn)
+            None
+            if folder is None
+            else Interruptions(folder, owner, self.learner, ranks, self.warn, accept_versions=accept_versions)
         )
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -148,6 +165,7 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Everything that is left to do."""
         self.resume()
+        self.epoch = self.state.epoch
         self.learner.model.train()
         learn = fastest(self.learner, self.data, self.warn)
         for epoch in range(self.state.epoch + 1, self.budget.epochs + 1):
@@ -157,15 +175,18 @@ class Run:
             if self.state.over:
                 break
             self.learner.sync_statistics()
-            validation = evaluate(self.learner, self.task, self.data.validation)
+            validation = self.validate()
             self.record(epoch, reading, validation)
             self.checkpoint(last=epoch == self.budget.epochs or self.state.over)
             self.report(epoch, self.data.batches_per_epoch, reading.loss, validation)
-        result = self.result()
+            if self.ranks.agreed(LEAVE if self.leaving else 0):
+                self.leave()
+        result = result_of(self)
         return self.ranks.from_main(lambda: result)
 
     def train(self, epoch: int, learn: Step) -> Reading:
         """One epoch of steps."""
+        self.epoch = epoch
         self.trained_since = time.perf_counter()
         done = self.state.batch
         if not done:
@@ -180,7 +201,7 @@ class Run:
                 self.report(epoch, batch, reading.loss)
                 if reading.bad_batch is not None:
                     break
-            self.checkpoint_within(batch)
+            self.pause(batch)
         reading = self.learner.meter.read()
         if reading.bad_batch is not None:
             step = (reading.bad_batch - 1) // self.data.accumulate + 1
@@ -238,17 +259,19 @@ class Run:
 
     def report(self, epoch: int, batch: int, loss: float, validation: Metrics | None = None, **more: Any) -> None:
         self.last_report = time.perf_counter()
-        self.emit(
-            {
-                "epoch": epoch,
-                "epochs": self.budget.epochs,
-                "step": batch // self.data.accumulate,
-                "steps": self.data.steps_per_epoch,
-                "loss": finite(loss),
-                "validation": validation,
-                **more,
-            }
-        )
+        event = {
+            "epoch": epoch,
+            "epochs": self.budget.epochs,
+            "step": batch // self.data.accumulate,
+            "steps": self.data.steps_per_epoch,
+            "loss": finite(loss),
+            "validation": validation,
+            **more,
+        }
+        try:
+            self.emit(event)
+        except Leave as leave:
+            self.leaving = leave
 
     def warn(self, warning: str) -> None:
         self.report(self.state.epoch, 0, float("nan"), warning=warning)
@@ -259,19 +282,33 @@ class Run:
         if self.ranks.from_main(lambda: last or self.unsaved() > CHECKPOINT_EVERY):
             self.save()
 
-    def checkpoint_within(self, batch: int) -> None:
-        """Write a checkpoint inside of an epoch, if it is time: after whole steps only, and on all ranks or on none."""
-        if self.interruptions is None or batch % self.data.accumulate:
+    def pause(self, batch: int) -> None:
+        """Write a checkpoint inside of an epoch or leave, if it is time: after whole steps, on all ranks or none."""
+        if batch % self.data.accumulate:
             return
         if not self.ranks.alone:  # at numbers of steps that all know: asking costs an exchange
             step = batch // self.data.accumulate
             if step % max(1, REPORT_BATCHES // self.data.accumulate):
                 return
-        if self.ranks.agreed(self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)):
+        due = self.interruptions is not None and self.unsaved() > max(CHECKPOINT_WITHIN, self.saving / CHECKPOINT_SHARE)
+        decision = self.ranks.agreed(LEAVE if self.leaving else int(due))
+        if decision:
             self.count_time()
             self.state.batch = batch
+            if decision == LEAVE:
+                self.leave()
             self.save()
             self.trained_since = time.perf_counter()
+
+    def leave(self) -> NoReturn:
+        """Write a checkpoint, and end the run on all ranks."""
+        leave = self.leaving or Leave()
+        if self.interruptions is not None:
+            self.save()
+            epoch, batch = self.state.epoch, self.state.batch
+            within = f"batch {batch} of {self.data.batches_per_epoch} in epoch {epoch + 1}"
+            leave.place = within if batch else f"the end of epoch {epoch}"
+        raise leave
 
     def save(self) -> None:
         if self.interruptions is not None:
@@ -285,86 +322,40 @@ class Run:
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        if self.interruptions is not None and (found := self.interruptions.resume(self.best)) is not None:
+        if self.interruptions is None:
+            return
+        if (found := self.interruptions.resume(self.best)) is not None:
             self.state, self.best = found
+        self.ranks.from_main(self.interruptions.mark)
 
     def seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self.begun
 
-    # ---------------------------------------------------------------------------------------------------- the result
-    def result(self) -> dict[str, Any]:
-        """Measure the chosen epoch, on test for the first and only time."""
-        state, learner, task, data = self.state, self.learner, self.task, self.data
-        learner.average = None
-        learner.model.load_state_dict(self.best)
-        chosen = next((entry for entry in state.curve if entry["epoch"] == state.chosen), None)
-        validation = chosen["validation"] if chosen else evaluate(learner, task, data.validation)
-        train = evaluate(learner, task, data.measured_train())
-        held_out = task.test().to(self.device)
-        test, evaluation = self.measure_test(held_out, train)
-        details = detail(learner, task, held_out)
-        result = {
-            "format": FORMAT,
-            "key": self.key,
-            "spec": self.spec.to_dict(),
-            "fingerprint": task.fingerprint,
-            "status": "diverged" if state.over else "finished",
-            "diverged_at": state.diverged,
-            "metric": task.primary,
-            "chosen_epoch": state.chosen,
-            "train": train,
-            "validation": validation,
-            "test": test,
-            **({} if details is None else {"test_details": details}),
-            "curve": state.curve,
-            "probes": state.probes,
-            "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
-            "parameters": sum(p.numel() for p in learner.model.parameters()),
-            "timing": self.timing(),
-            "versions": versions(self.device) | self.together(),
-            **({"notes": list(notes)} if (notes := getattr(task, "notes", ())) else {}),
-        }
-        if self.folder is not None:
-            weights = {name: whole(value) for name, value in self.best.items()}
-            if self.ranks.main:
-                save_weights(self.folder, weights, self.spec, task.fingerprint)
-        return result if evaluation is None else {**result, "evaluation": evaluation}
+    # ------------------------------------------------------------------------------------------------------ measuring
+    def validate(self) -> Metrics:
+        """The metrics on the held-out part. A run that is left meanwhile measures them anew when it goes on."""
+        drawn = random_state()
+        try:
+            return self.measure(self.data.validation)
+        except Leave:
+            set_random_state(drawn)
+            self.state.batch = self.data.batches_per_epoch
+            self.leave()
 
-    def measure_test(self, source: Source, train: Metrics) -> tuple[Metrics, dict[str, Any] | None]:
-        """Metrics on the test set and, if the run asks for it, an evaluation from the same reading of it."""
-        examine = self.examine
-        if examine is None:
-            return evaluate(self.learner, self.task, source), None
-        learner, task, spec = self.learner, self.task, self.spec
-        return self.ranks.from_main(lambda: examine(learner, task, source, spec, train, self.report_alive))
+    def measure(self, source: Source) -> Metrics:
+        """Metrics on samples; a run by itself can be left while they are measured."""
+        if not self.ranks.alone:
+            return evaluate(self.learner, self.task, source)
+        hook = self.learner.model.register_forward_pre_hook(lambda *_: self.report_alive())
+        try:
+            return evaluate(self.learner, self.task, source)
+        finally:
+            hook.remove()
 
     def report_alive(self) -> None:
-        """Report, if it is time, that the run is under way after its last epoch: it can be stopped there too."""
+        """Report, if it is time, that the run is under way between its steps; by itself it can be left there too."""
         if time.perf_counter() - self.last_report > REPORT_EVERY:
-            self.report(self.state.epoch, self.data.batches_per_epoch, float("nan"))
-
-    def together(self) -> dict[str, str]:
-        """How many ranks made the result, and how, where there was more than one."""
-        kind = "fsdp" if self.ranks.sharded else "ddp"
-        return {} if self.ranks.alone else {"ranks": f"{self.ranks.size}, {kind}"}
-
-    def timing(self) -> dict[str, Any]:
-        images = self.state.epoch * self.data.images_per_epoch
-        trained = self.state.training_seconds
-        gpu = self.device.type == "cuda"
-        return {
-            "seconds": self.seconds(),
-            "images_per_second": images / trained if trained else None,
-            "peak_memory": torch.cuda.max_memory_allocated(self.device) if gpu else None,
-        }
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """What a result was made with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {
-        "attemper": attemper.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": name,
-    }
+            self.report(self.epoch, self.data.batches_per_epoch, float("nan"))
+        if self.leaving is not None and self.ranks.alone:
+            self.leaving.place = "" if self.folder is None else "the end of its training"
+            raise self.leaving

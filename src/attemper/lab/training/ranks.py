@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from attemper.errors import ParameterError
 from attemper.lab.errors import RankError
+from attemper.lab.training.leaving import Leave
 
 Parallel = Literal["ddp", "fsdp"]
 """ddp: every process has the whole model; fsdp: each keeps a part of its weights (FSDP2)."""
@@ -119,13 +120,13 @@ class Ranks:
         made: T = box[0]
         return made
 
-    def agreed(self, decision: bool) -> bool:
+    def agreed(self, decision: int) -> int:
         """The main rank's decision, for all. One small exchange on the CPU: cheaper than `from_main`."""
         if self.alone:
             return decision
-        shared = torch.tensor(int(decision))
+        shared = torch.tensor(decision)
         self.overwrite([shared])
-        return bool(shared)
+        return int(shared)
 
     def overwrite(self, tensors: Sequence[Tensor]) -> None:
         """Put the main rank's values into these tensors of every rank."""
@@ -178,6 +179,8 @@ class Ranks:
             return
         try:
             yield
+        except Leave:  # all ranks leave a run together, and none has failed
+            raise
         except BaseException as error:
             first = self._first_failure(error)
             self.leave()

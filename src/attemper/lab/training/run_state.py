@@ -20,6 +20,8 @@ class RunState:
     """Spent before this process took over."""
     training_seconds: float = 0.0
     probes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    made_under: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The versions that it was trained under so far, in their order; empty: from before they were recorded."""
 
     @property
     def over(self) -> bool:

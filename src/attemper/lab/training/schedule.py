@@ -5,6 +5,23 @@ import math
 from attemper.lab.training.spec import Budget
 
 
+def schedule_notes(budget: Budget) -> tuple[str, ...]:
+    """What is odd about a schedule, in words: nobody means a warm-up that the training is too short for.
+
+    >>> schedule_notes(Budget(epochs=3, warmup_epochs=5))
+    ('the warm-up of 5 epochs is longer than the training of 3: the learning rate rises to the last step and never \
+falls; give a shorter warmup_epochs',)
+    >>> schedule_notes(Budget(epochs=5, warmup_epochs=5))
+    ()
+    """
+    if budget.warmup_epochs <= budget.epochs:
+        return ()
+    return (
+        f"the warm-up of {budget.warmup_epochs:g} epochs is longer than the training of {budget.epochs}: the learning "
+        "rate rises to the last step and never falls; give a shorter warmup_epochs",
+    )
+
+
 def learning_rate(budget: Budget, step: int, steps_per_epoch: int) -> float:
     """Rate of optimiser step 0, 1, …: a linear rise over the warm-up, then half a cosine down to `min_lr`.
 

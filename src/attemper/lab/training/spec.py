@@ -8,11 +8,14 @@ import json
 import math
 from typing import Any, Literal
 
-from attemper.errors import ParameterError, suggestion
+from attemper.errors import ParameterError, quoted, shown, suggestion
 from attemper.lab.call_syntax import parse_call, render_call
+from attemper.lab.training.versions import BEFORE, Versions, versions_here
 
 FORMAT = 1
-"""Raised when a run of the same description would give another result than before."""
+"""Of result files, and of the text whose hash is a key. What results depend on is counted in `versions.RESULTS`."""
+MOST = 1_000_000
+"""Epochs, samples per step, batches per step. More would be a typing error."""
 
 
 LATER = (
@@ -84,8 +87,8 @@ class Budget:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             self._read(field.name, str(field.type))
-        self._check("epochs", self.epochs >= 1, "at least 1")
-        self._check("batch_size", self.batch_size >= 1, "at least 1")
+        self._check_count("epochs")
+        self._check_count("batch_size")
         self._check("lr", self.lr > 0, "above 0")
         self._check("min_lr", self.min_lr >= 0, "at least 0")
         self._check("warmup_epochs", self.warmup_epochs >= 0, "at least 0")
@@ -93,12 +96,12 @@ class Budget:
         self._check("weight_decay", self.weight_decay >= 0, "at least 0")
         self._check("clip", self.clip is None or self.clip > 0, "above 0, or none")
         self._check("ema", self.ema is None or 0 < self.ema < 1, "between 0 and 1, or none")
-        self._check("accumulate", self.accumulate >= 1, "at least 1")
+        self._check_count("accumulate")
         self._check("precision", self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
         self._check("smoothing", 0 <= self.smoothing < 1, "from 0 to below 1")
         self._check("validation", 0 < self.validation < 1, "between 0 and 1")
         self._check("loss_bound", self.loss_bound > 0, "above 0")
-        self._check("repeats", self.repeats >= 1, "at least 1")
+        self._check_count("repeats")
         self._check("decay", self.decay in ("all", "matrices"), "'all' or 'matrices'")
         self._check("distillation", self.distillation in ("hard", "soft"), "'hard' or 'soft'")
         self._check("distillation_alpha", 0 <= self.distillation_alpha <= 1, "from 0 to 1")
@@ -116,7 +119,7 @@ class Budget:
         if value is None and "None" in kind:
             return
         if kind.startswith("float") and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 10**300 else math.inf
             object.__setattr__(self, name, value)
         types = {"int": int, "float": float, "bool": bool, "str": str}
         expected = types.get(kind.removesuffix(" | None"))
@@ -124,13 +127,17 @@ class Budget:
             return
         if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
             words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-            raise ParameterError(f"{name} is {value!r}; it must be {words[expected]}.")
+            raise ParameterError(f"{name} is {shown(value)}; it must be {words[expected]}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(f"{name} is {value!r}; it must be a finite number.")
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:
-            raise ParameterError(f"{name} is {getattr(self, name)!r}; it must be {allowed}.")
+            raise ParameterError(f"{name} is {shown(getattr(self, name))}; it must be {allowed}.")
+
+    def _check_count(self, name: str) -> None:
+        self._check(name, getattr(self, name) >= 1, "at least 1")
+        self._check(name, getattr(self, name) <= MOST, f"at most {MOST:,}")
 
     def _check_teacher(self) -> None:
         """An option that could not have any effect is refused: it would be a typo."""
@@ -158,6 +165,8 @@ class Budget:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Budget:
         """The budget written in a plan or in a result; a key that does not exist is refused."""
+        if not isinstance(given, dict):
+            raise ParameterError(f"A budget is an object of names and values, not {shown(given)}.")
         known = [field.name for field in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
@@ -180,19 +189,29 @@ class RunSpec:
     budget: Budget
     evaluate: tuple[str, ...] = ()
     """What is measured at the end beside accuracy and loss, such as 'calibration': suites of `lab.evaluation`."""
+    versions: Versions = dataclasses.field(default_factory=versions_here)
+    """Under which the run was begun, or the study that it belongs to."""
 
     def to_dict(self) -> dict[str, Any]:
-        whole = {**dataclasses.asdict(self), "budget": self.budget.to_dict()}
-        suites = whole.pop("evaluate")  # only where there are any: runs without keep the keys that they always had
-        return {**whole, "evaluate": list(suites)} if suites else whole
+        """The run as plain data. What came later is left out where it says nothing, so older runs keep their keys."""
+        whole = {**dataclasses.asdict(self), "budget": self.budget.to_dict(), "evaluate": list(self.evaluate)}
+        if not self.evaluate:
+            del whole["evaluate"]
+        if self.versions == BEFORE:
+            del whole["versions"]
+        return whole
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> RunSpec:
+        """The run that `to_dict` gave; whatever else a file holds in its place is refused."""
+        _check_run(given)
         suites = tuple(given.get("evaluate", ()))
-        return cls(**{**given, "budget": Budget.from_dict(given["budget"]), "evaluate": suites})
+        versions = Versions.from_dict(given["versions"]) if "versions" in given else BEFORE
+        budget = Budget.from_dict(given["budget"])
+        return cls(**{**given, "budget": budget, "evaluate": suites, "versions": versions})
 
     def key(self, fingerprint: str) -> str:
-        """The run's name on disk: a hash of everything that its result depends on, the data's fingerprint included.
+        """The run's name on disk: a hash of everything that its result depends on, data and versions included.
 
         A teacher counts by its weights, wherever their file lies.
         """
@@ -204,6 +223,21 @@ class RunSpec:
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
         whole["budget"].pop("teacher_weights", None)
         return hashlib.sha256(canonical(whole).encode()).hexdigest()[:20]
+
+
+def _check_run(given: Any) -> None:
+    """Raise unless a value from a file is what `RunSpec.to_dict` gives."""
+    if not isinstance(given, dict):
+        raise ParameterError(f"A run is an object of names and values, not {shown(given)}.")
+    kinds: dict[str, type] = {"task": str, "model": str, "recipe": str, "seed": int, "budget": dict, "versions": dict}
+    for name, value in given.items():
+        if name != "evaluate" and (name not in kinds or type(value) is not kinds[name]):
+            raise ParameterError(f"A run has no {quoted(str(name))} that is {shown(value)}.")
+    if missing := kinds.keys() - given.keys() - {"versions"}:
+        raise ParameterError(f"A run needs {', '.join(sorted(missing))}.")
+    suites = given.get("evaluate", [])
+    if not isinstance(suites, list) or not all(isinstance(suite, str) for suite in suites):
+        raise ParameterError(f"evaluate is {shown(suites)}; it must be a list of suites.")
 
 
 def canonical(value: Any) -> str:

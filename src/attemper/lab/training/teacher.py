@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 
 import torch
 from torch import nn
 
 import attemper
 from attemper.errors import ParameterError, UnreadableError
-from attemper.files import Weights, read_weights
+from attemper.files import Weights, parse_json, read_weights
 from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.models.libraries import from_timm
 from attemper.lab.models.registry import build_model
@@ -99,9 +98,9 @@ def _read(path: str) -> tuple[Weights, str | None, str]:
     except UnreadableError as error:
         raise UnreadableError(f"teacher_weights: {error}") from error
     try:
-        spec = json.loads(weights.notes["spec"])
+        spec = parse_json(weights.notes["spec"], "its spec")
         return weights, render_call(*parse_call(spec["model"])), str(spec["recipe"])
-    except (KeyError, TypeError, ValueError):  # somebody else's file
+    except (KeyError, TypeError, ParameterError, UnreadableError):  # somebody else's file
         return weights, None, "none"
 
 

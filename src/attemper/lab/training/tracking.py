@@ -108,5 +108,6 @@ def number(value: Any) -> bool:
 def flat(spec: RunSpec) -> dict[str, Any]:
     """A run's description without nesting: {'task': …, 'budget.lr': …}."""
     whole = spec.to_dict()
-    budget = whole.pop("budget")
-    return whole | {f"budget.{name}": value for name, value in budget.items()}
+    budget, versions = whole.pop("budget"), whole.pop("versions", {})
+    whole |= {f"budget.{name}": value for name, value in budget.items()}
+    return whole | {f"versions.{name}": value for name, value in versions.items()}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from attemper.errors import UnreadableError
-from attemper.files import WEIGHTS, Weights, atomic_write, read_weights, weights_in
+from attemper.errors import ParameterError, UnreadableError
+from attemper.files import WEIGHTS, Weights, atomic_write, parse_json, read_weights, weights_in
 from attemper.lab.errors import StorageError
 from attemper.lab.training.spec import RunSpec
 
@@ -31,6 +31,7 @@ def read_run(folder: Path) -> tuple[Weights, RunSpec, str]:
     """The weights in a run's folder, the run that they belong to, and the fingerprint of its data."""
     weights = read_weights(weights_in(folder))
     try:
-        return weights, RunSpec.from_dict(json.loads(weights.notes["spec"])), weights.notes["fingerprint"]
-    except (KeyError, TypeError, ValueError) as error:
+        spec = RunSpec.from_dict(parse_json(weights.notes["spec"], "its spec"))
+        return weights, spec, weights.notes["fingerprint"]
+    except (KeyError, ParameterError, UnreadableError) as error:
         raise UnreadableError(f"'{weights.path}' does not say which run its weights belong to ({error!r}).") from error
