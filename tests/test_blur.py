@@ -223,9 +223,14 @@ def blurred(content):
 def swin_by_hand(self, x, mask=None):
     batch, tokens, _ = x.shape
     q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-    logits = blurred(q @ k.mT * self.scale) + self._get_rel_pos_bias()
-    if mask is not None:
-        logits = (logits.view(-1, len(mask), self.num_heads, tokens, tokens) + mask[:, None]).flatten(0, 1)
+    content = q @ k.mT * self.scale
+    if mask is None:
+        logits = blurred(content) + self._get_rel_pos_bias()
+    else:  # −100 hides keys of other windows, which a blur of the others must not show
+        rows = torch.stack([torch.stack([kernel((row > -50).tolist()) for row in one]) for one in mask.to(content)])
+        content = content.view(-1, len(mask), self.num_heads, tokens, tokens)
+        content = torch.einsum("bwhij,wikj->bwhik", content, rows.to(content))
+        logits = (content + self._get_rel_pos_bias() + mask[:, None]).flatten(0, 1)
     return self.proj((logits.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, -1))
 
 

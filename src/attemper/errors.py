@@ -27,6 +27,10 @@ class ConflictError(AttemperError, ValueError):
     """Methods that cannot work together, or one method twice."""
 
 
+class HiddenTokensError(ConflictError):
+    """A method would mix tokens that attention hides from each other: causal attention, for one."""
+
+
 class NoSiteError(AttemperError, ValueError):
     """A method found nothing in the model that it could act on."""
 

@@ -53,6 +53,8 @@ class Projection:
     """First and last-but-one row where several projections share a weight; None: all of them."""
     slot: Slot | None = None
     """Where the layer stands in the attention; None: its weight is the attention's own."""
+    transposed: bool = False
+    """Whether the weight is (in, out); its rows are then its columns."""
 
     @property
     def parameter(self) -> Tensor:
@@ -62,7 +64,11 @@ class Projection:
 
     def matrix(self) -> Tensor:
         """(out, in), a view of the parameter."""
-        weight = self.parameter
+        return self.part(self.parameter)
+
+    def part(self, weight: Tensor) -> Tensor:
+        """The rows of this projection, (out, in), of a weight like the parameter."""
+        weight = weight.t() if self.transposed else weight.flatten(1)
         return weight if self.rows is None else weight[self.rows[0] : self.rows[1]]
 
 
@@ -95,6 +101,8 @@ class SeenCall:
     """What was weighed: keys that met queries; channels; or tokens by scores in which no queries and keys met."""
     what: str
     """The call, for messages."""
+    hides: bool = False
+    """Whether tokens were hidden from each other, where that was looked at."""
 
 
 @dataclass(frozen=True)

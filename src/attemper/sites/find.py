@@ -145,7 +145,7 @@ def _of_single_heads(tree: Tree, attentions: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for above, names in beside.items():
         projections = [find_projections(tree.modules[name]) for name in names]
-        values = [parts.v.matrix().shape for parts in projections if parts is not None]
+        values = [parts.v.matrix().flatten(1).shape for parts in projections if parts is not None]
         if len(names) > 1 and [rows * len(names) for rows, _ in values] == [columns for _, columns in values] != []:
             found |= dict.fromkeys(names, above)
     return found

@@ -26,7 +26,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.placement import Plan, make_plan
 from attemper.tempering.pretrained import notes, warn_of_other_recipe
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
-from attemper.tempering.trial import try_out
+from attemper.tempering.trial import read_masks, try_out
 
 
 def apply(
@@ -105,6 +105,7 @@ def _carry_out(model: nn.Module, plan: Plan, control: Control, impl: str) -> Tem
     if control.methods:
         try:
             try_out(model, impl)
+            read_masks(model)
         except AttemperError:
             tempered.remove()
             raise

@@ -39,6 +39,8 @@ class AttentionAction(Action):
     """A method that asked for padding before this attention, the first one, could tell."""
     looked: bool = False
     """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
+    read: bool = False
+    """Whether it is known from a copy that it hides nothing, whatever it is called with."""
     verified: bool = False
     """Whether the values were compared with what their projection gave; once is enough."""
     one_of_several: bool = False

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import UnmetError
+from attemper.errors import ParameterError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap
 from attemper.ops.seeds import draw_seed
@@ -180,7 +180,8 @@ class EntryAction(TokenAction):
             return "channels_first" if axes[0] == 1 else "batch_first"
         if len(axes) == 2 and self.convolves:
             return "channels_first"
-        raise UnmetError(
+        kind = ParameterError if self.control.trial else UnmetError  # an input that was made up may be of another kind
+        raise kind(
             f"{self.method.name} maps the tokens that {self.place.where} gets, {tuple(x.shape)}, and which axis has "
             f"their {self.channels} channels cannot be told. Leave the method out."
         )

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.origins import Origins
+from attemper.tempering.padding import hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known, uses_weight
@@ -23,16 +24,21 @@ class Softmaxed(NamedTuple):
     modules: tuple[str, ...]
     what: str
     reading: Reading
+    hides: bool = False
 
 
 class CallWatch(TorchFunctionMode):
     """Notes attention that runs outside of the given modules, and MLPs whose output becomes a factor.
 
-    inside: names of modules whose attention is known. mlps: names of MLPs, and of their last layers.
+    inside: names of modules whose attention is known. mlps: names of MLPs, and of their last layers. masks: whether to
+    look which of the calls hide tokens from each other.
     """
 
-    def __init__(self, model: nn.Module, inside: set[str], mlps: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, model: nn.Module, inside: set[str], mlps: Sequence[tuple[str, str]], masks: bool = False
+    ) -> None:
         super().__init__()
+        self.masks = masks
         self.names = {id(module): name for name, module in model.named_modules()}
         self.inside = inside
         self.lasts = [(name, model.get_submodule(last)) for name, last in mlps]
@@ -55,13 +61,15 @@ class CallWatch(TorchFunctionMode):
             return out
         self.origins.after(func, args, kwargs, out)
         if func in FUSED:
-            self.calls.append(SeenCall(self.running(), "keys", func.__name__))
+            hides = self.masks and fused_hides(func, args, kwargs)
+            self.calls.append(SeenCall(self.running(), "keys", func.__name__, hides))
         elif func in SOFTMAX:
             self.find_softmax(args, kwargs, out)
         elif func in EXPONENTIALS and isinstance(out, Tensor) and self.origins.product_of(out):
             self.weights.note(out, Softmaxed(self.running(), WRITTEN, Reading(None)))
         elif func in LAYERS:
             self.find_pooled(args, out)
+            self.follow_mixed(args, out)
         elif func in PRODUCTS:
             self.find_product(func, args, kwargs)
             self.find_pooled(args, out)
@@ -88,7 +96,9 @@ class CallWatch(TorchFunctionMode):
         if reading.over == "channels":
             self.calls.append(SeenCall(self.running(), "channels", what + reading.remark))
         elif reading.product or (axis == out.dim() - 1 and out.dim() > 2):
-            self.weights.note(out, Softmaxed(self.running(), what, reading))
+            logits = args[0] if args else kwargs["input"]
+            hides = self.masks and hides_tokens(logits.movedim(axis, -1))
+            self.weights.note(out, Softmaxed(self.running(), what, reading, hides))
 
     def find_product(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count a softmax as attention as soon as values are multiplied with its weights."""
@@ -101,7 +111,7 @@ class CallWatch(TorchFunctionMode):
                 self.written.append(found.modules[0])
             return
         scores = found.reading.over == "positions" and found.reading.product == 0
-        self.calls.append(SeenCall(found.modules, "scores" if scores else "keys", found.what))
+        self.calls.append(SeenCall(found.modules, "scores" if scores else "keys", found.what, found.hides))
 
     def sums_over_keys(self, product: Product, found: Softmaxed) -> bool:
         """Whether a product of weights sums over the axis that softmax was over, as far as is known."""
@@ -116,6 +126,16 @@ class CallWatch(TorchFunctionMode):
                     if any((f.root.product, f.root.side) == (found.reading.product, found.reading.side) for f in axis)
                 )
         return True
+
+    def follow_mixed(self, args: Any, out: Tensor) -> None:
+        """Weights whose heads a layer mixes, as talking heads do, are still weights over the same keys."""
+        found = self.weights.of(args[0]) if args else None
+        origin = self.origins.of(out)
+        if found is None or origin is None or found.reading.product == 0:
+            return
+        keys = found.reading.product, found.reading.side
+        if any((factor.root.product, factor.root.side) == keys for axis in origin.axes for factor in axis):
+            self.weights.note(out, found)
 
     def running(self) -> tuple[str, ...]:
         """The names of the modules that are running, the innermost first."""
@@ -150,6 +170,25 @@ class CallWatch(TorchFunctionMode):
         pooled = self.pooled.first(args)
         if pooled is not None and isinstance(out, Tensor) and (out.numel() == pooled[1] or func in VIEWS):
             self.pooled.note(out, pooled)
+
+
+def fused_hides(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a fused call hides tokens from each other, as far as it can be seen."""
+    if func is F.scaled_dot_product_attention:
+        named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+        mask = named.get("attn_mask")
+        return bool(named.get("is_causal")) or (mask is not None and hides_tokens(mask))
+    mask = kwargs.get("attn_mask")
+    if mask is not None and mask.dtype == torch.bool:
+        mask = ~mask  # True is "hidden" there
+    return bool(kwargs.get("is_causal")) or (mask is not None and hides_tokens(mask))
+
+
+def hides_tokens(mask: Tensor) -> bool:
+    """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens from some and not from all; not on meta."""
+    if mask.is_meta or mask.dim() < 2:
+        return False
+    return hides_some_from_others(mask if mask.dim() <= 4 else mask.flatten(0, -4))
 
 
 def running_modules() -> Iterator[nn.Module]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attemper.errors import UnmetError
+from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method
 from attemper.methods.kinds import Penalty
 from attemper.sites.seen import SCORES, counted
@@ -41,6 +41,8 @@ class CoverageAction(Action):
     """Those of them on which something acts."""
     everywhere: bool
     """Whether the recipe acts on attention, and is meant for all of it."""
+    mixers: tuple[str, ...] = ()
+    """The methods that mix tokens, which must not be hidden from each other."""
     done: bool = False
     passes: int = 0
 
@@ -56,7 +58,7 @@ class CoverageAction(Action):
         self.check_replaced(module)
         if has_compiled_parts(module) or not any(True for _ in self.expected(module)):
             return forward(*args, **kwargs)
-        watch = CallWatch(module, {*self.attentions, *self.control.left_alone}, self.mlps)
+        watch = CallWatch(module, {*self.attentions, *self.control.left_alone}, self.mlps, bool(self.mixers))
         ledger = self.control.ledger
         ledger.origins = watch.origins
         try:
@@ -107,9 +109,16 @@ class CoverageAction(Action):
         for call in watch.calls:
             if call.over == "scores" and call.modules and not watch.inside & set(call.modules):
                 self.control.left_alone.setdefault(call.modules[0], SCORES)
+        outside = watch.outside
+        hiding = [name for name, calls in outside.items() if any(call.hides for call in calls)]
+        if hiding and self.mixers and not self.control.partial:
+            raise ConflictError(
+                f"{' and '.join(self.mixers)} mixes tokens, and {listed(module, hiding)}, which was not recognised as "
+                "attention, hides tokens from each other: they would see what they must not. Leave the method out, or "
+                "write partial=True if these are other tokens."
+            )
         if not self.everywhere or self.control.partial:
             return
-        outside = watch.outside
         if outside:
             calls = sum(map(len, outside.values()))
             what = counted(call.what for each in outside.values() for call in each)

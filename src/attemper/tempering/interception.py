@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
 
 
+CONVOLUTIONS = (F.conv2d, torch.conv2d)
+
+
 class AttentionInterceptor(WrittenAttention):
     """Catches the attention calls of one forward pass of one module."""
 
@@ -51,14 +54,22 @@ class AttentionInterceptor(WrittenAttention):
             return self.multihead(MultiheadArguments(*args, **kwargs))
         if func in SOFTMAX:
             return self.softmax(func, args, kwargs)
+        if func in PRODUCTS and (self.maps or self.penalties) and not kwargs:
+            layer = self.product_with_weight(func, args)
+            if layer is not None:
+                return layer
         if func in PRODUCTS and (self.blurs or self.following):
             return self.product(func, args, kwargs)
         if func is F.linear and (self.maps or self.penalties or self.action.packs):
             out = self.linear(*args, **kwargs)
+        elif func in CONVOLUTIONS and (self.maps or self.penalties):
+            out = self.convolution(func, *args, **kwargs)
         else:
             out = func(*args, **kwargs)
         if self.following and isinstance(out, Tensor):
             self.follow_weights(func, args, kwargs, out)
+        elif self.blurred is not None and isinstance(out, Tensor):
+            self.follow_content(func, args, kwargs, out)
         return out
 
     # ----------------------------------------------------------------------------------------- interception points

@@ -131,7 +131,9 @@ class Origins:
         return max(made, default=0)
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Follow one call."""
+        """Follow one call; what is empty has nothing to follow."""
+        if isinstance(out, Tensor) and out.numel() == 0:
+            return
         if isinstance(out, Tensor):
             if func in PROJECTIONS:
                 self._projected(func, args, kwargs, out)
@@ -205,7 +207,11 @@ class Origins:
             both.sort(key=is_unknown)
             return both[0] if both else whole(Root("unknown"), size)
         side = 1 if letter in product.of_left else 2
-        axis = (of_left if side == 1 else of_right).get(letter)
+        known, letters = (of_left, product.of_left) if side == 1 else (of_right, product.of_right)
+        axis: tuple[Factor, ...] | None = known.get(letter)
+        if axis and kind_of_axis(axis) == "channels":
+            if any(kind_of_axis(known.get(other)) == "positions" for other in product.own(letters) if other != letter):
+                return axis  # heads of queries that share one head of keys
         if axis and any(factor.root.side for factor in axis):
             # weights times values: what were queries of the logits are positions of the result
             return whole(Root("positions"), size)
@@ -264,7 +270,7 @@ class Origins:
         self.splits += 1
         for index, part in enumerate(out):
             axes = restrided(func, args, kwargs, found.axes, index)
-            if axes is None or len(axes) != part.dim():
+            if axes is None or len(axes) != part.dim() or part.numel() == 0:
                 return
             digit = _digit(found.axes, args[0].shape, [each.shape for each in out])
             piece = None if digit is None else (self.splits, index, digit)

@@ -10,10 +10,24 @@ OF_OTHERS = ("memory", "encoder", "cross", "head", "layer")
 """Words in the names of masks that are not about the tokens of the block itself."""
 
 
+HIDDEN, GAP = -1000.0, 500.0
+"""Hand-written masks say "hidden" by −1e4, −1e9, −inf or the least number of a type; Swin's −100 means neighbours. What
+is hidden lies far below all that is not: logits that are merely low, and biases that grow with distance, leave no gap.
+"""
+
+
 def allowed_keys(mask: Tensor) -> Tensor:
     """Boolean (B or 1, H or 1, Nq or 1, Nk), True = may attend, from a boolean or an additive mask."""
-    allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    allowed = mask if mask.dtype == torch.bool else _not_hidden(mask.detach())
     return allowed[(None,) * (4 - allowed.dim())]
+
+
+def _not_hidden(mask: Tensor) -> Tensor:
+    if mask.numel() == 0:
+        return mask > HIDDEN
+    above = mask > HIDDEN
+    lowest, highest = mask.masked_fill(~above, torch.inf).amin(), mask.masked_fill(above, -torch.inf).amax()
+    return above | (lowest - highest < GAP)
 
 
 def real_tokens(mask: Tensor, batch: int) -> Tensor:

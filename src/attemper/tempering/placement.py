@@ -135,6 +135,12 @@ class Placement(Requirements):
             tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
             tuple(site.name for site in self.sites.attentions if site.module in acting),
             on_attention and "attention" not in self.sites.reached,
+            tuple(
+                method.name
+                for method in self.methods
+                if isinstance(method, TokenMap) and method.mixes_tokens and method.positions
+                if "mlp" not in self.sites.reached  # otherwise only what was chosen is meant
+            ),
         )
 
     def place_attention(self) -> None:

@@ -14,13 +14,13 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import ConflictError, UnmetError, UnsupportedError
+from attemper.errors import ConflictError, HiddenTokensError, UnmetError, UnsupportedError
 from attemper.sites.base import original_class
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.penalties import Control
@@ -69,6 +69,67 @@ def try_out(model: nn.Module, impl: str) -> None:
         del passed[next(iter(passed))]
     hand_over(model, found)
 
+
+def read_masks(model: nn.Module) -> None:
+    """Raise where a recipe mixes tokens that the model hides from each other, in a pass of a copy in eval mode.
+
+    Masks have to be read for that, so the copy has its weights. A larger model is looked at in its first pass only.
+    """
+    mixing = {name: action for name, action in attentions(model) if action.mixers}
+    weights = list(model.parameters())
+    if not mixing or sum(weight.numel() for weight in weights) > MOST_WEIGHTS or any(w.is_meta for w in weights):
+        return
+    key = signature(model)
+    if key not in read:
+        read[key] = _hiding_nothing(model, weights[0].device if weights else torch.device("cpu"))
+        if len(read) > REMEMBERED:
+            del read[next(iter(read))]
+    for name in read[key] & mixing.keys():
+        mixing[name].read = True
+
+
+def _hiding_nothing(model: nn.Module, device: torch.device) -> frozenset[str]:
+    """The attentions of which it is known that they hide nothing, whatever they are called with."""
+    try:
+        twin = copy.deepcopy(model).eval()
+    except Exception:  # whatever a model holds that cannot be copied
+        return frozenset()
+    _forget_hooks(twin)
+    for args, kwargs in made_up_inputs(twin):
+        given = [_real("", x, device) for x in args], {name: _real(name, x, device) for name, x in kwargs.items()}
+        try:
+            with quietly(), torch.no_grad():
+                twin(*given[0], **given[1])
+        except HiddenTokensError as error:
+            error.add_note("(Found by a pass of a copy of the model, on an input that was made up.)")
+            raise
+        except Exception:  # not what the model wants
+            continue
+        seen = () if _may_get_masks(twin) else attentions(twin)
+        return frozenset(name for name, action in seen if action.looked)
+    return frozenset()
+
+
+def _may_get_masks(model: nn.Module) -> bool:
+    """Whether other calls of a model may come with masks that hide tokens; those of Transformers tell of padding."""
+    names = inspect.signature(model.forward).parameters
+    told = any(word in name for name in names for word in ("mask", "bias", "causal"))
+    return told and not hasattr(model, "main_input_name")
+
+
+MOST_WEIGHTS = 10**8
+read: dict[int, frozenset[str]] = {}
+"""Of models and recipes whose masks were read: what `_hiding_nothing` says."""
+
+
+def _real(name: str, x: Tensor, device: torch.device) -> Tensor:
+    """A made-up input with values: some numbers, or words that are no padding as far as one can guess."""
+    if x.is_floating_point():
+        return torch.randn(x.shape).to(device, x.dtype)
+    return torch.full(x.shape, 1 if "mask" in name else WORD, dtype=x.dtype, device=device)
+
+
+WORD = 5
 
 passed: dict[int, dict[str, Facts]] = {}
 """Models and recipes that were tried out, since a study applies the same recipe to the same model many times."""
@@ -128,14 +189,40 @@ class Guess(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class OnMeta(contextlib.ExitStack):
+    """Context manager: inside it new tensors are on the meta device unless it is said where."""
+
+    def __enter__(self) -> Self:
+        self.enter_context(torch.device("meta"))
+        return super().__enter__()
+
+
+class GuessOnMeta(Guess):
+    """Both."""
+
+    def __enter__(self) -> Self:
+        self.device = torch.device("meta")
+        self.device.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.device.__exit__(*error)
+
+
 ASKED = (Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__index__)
 
 
 def tries(model: nn.Module) -> Iterator[tuple[contextlib.AbstractContextManager[Any], tuple[Any, ...], dict[str, Any]]]:
-    """The inputs that a model may want; then once more with guesses for the values that it asks for."""
-    for guess in (contextlib.nullcontext, Guess):
+    """The inputs that a model may want; then once more with guesses for the values that it asks for.
+
+    Each twice: what a model makes itself, such as a mask, may have to be on the meta device, or to have values.
+    """
+    for contexts in ((contextlib.nullcontext, OnMeta), (Guess, GuessOnMeta)):
         for args, kwargs in made_up_inputs(model):
-            yield guess(), args, kwargs
+            for context in contexts:
+                yield context(), args, kwargs
 
 
 @contextlib.contextmanager
@@ -168,10 +255,14 @@ def without_weights(model: nn.Module) -> nn.Module | None:
     except Exception:  # whatever a model holds that cannot be copied
         return None
     del kept
+    _forget_hooks(twin)
+    return twin.train()
+
+
+def _forget_hooks(twin: nn.Module) -> None:
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             hooks.clear()  # they may note what they see
-    return twin.train()
 
 
 def _meta(tensor: Tensor) -> Tensor:

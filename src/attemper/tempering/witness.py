@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from attemper.errors import ConflictError
+from attemper.errors import ConflictError, HiddenTokensError
 from attemper.tempering.padding import hides_some_from_others, real_tokens
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ def note_padding(action: AttentionAction, mask: Tensor | None, is_causal: bool, 
     if mask is None:
         padding.pop(action.place.block, None) if action.place.block in padding else None
         return
+    if torch.compiler.is_compiling() and action.mixers and _is_unread(action, mask):
+        refuse_mixing(
+            action,
+            "may hide tokens from each other, which cannot be read off its mask while it is compiled (run the model "
+            "once before it is compiled, and it is)",
+        )
     real = real_tokens(mask, batch)
     if not torch.compiler.is_compiling() and not action.looked and not mask.is_meta:
         action.looked = mask.dim() > 1 and mask.shape[-2] > 1  # a mask that is the same for all queries tells less
@@ -35,6 +41,10 @@ def note_padding(action: AttentionAction, mask: Tensor | None, is_causal: bool, 
         check_entry(action, mask, real, known=True)
     check_entry(action, mask, real, known=False)
     padding[action.place.block] = real
+
+
+def _is_unread(action: AttentionAction, mask: Tensor) -> bool:
+    return not (action.looked or action.read) and mask.dim() > 1 and mask.shape[-2] > 1
 
 
 def check_entry(action: AttentionAction, mask: Tensor, real: Tensor, known: bool) -> None:
@@ -57,7 +67,7 @@ def check_entry(action: AttentionAction, mask: Tensor, real: Tensor, known: bool
 
 def refuse_mixing(action: AttentionAction, reason: str) -> NoReturn:
     """Raise for methods that mix tokens which attention keeps apart."""
-    raise ConflictError(
+    raise HiddenTokensError(
         f"{action.place.where} {reason}: {' and '.join(action.mixers)} cannot act in this block. Leave it out with "
         "targets=."
     )

@@ -11,24 +11,26 @@ from torch import Tensor, nn
 
 from attemper.errors import FittedWarning, UnmetError, UnsupportedError
 from attemper.methods.base import Method
-from attemper.ops.perturbation import Perturbation
+from attemper.ops.call import reachable
+from attemper.ops.perturbation import Perturbation, draw
 from attemper.ops.reference import perturbed_softmax
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Stream
 from attemper.tempering.axes import (
+    RESHAPES,
     Arrangement,
     Axes,
     Factor,
     as_it_was,
-    four_axes,
     length,
     moved,
+    permutation,
     plain_arrangement,
     softmax_axis,
     sorted_by_role,
     whole,
 )
-from attemper.tempering.products import Product, read_product
+from attemper.tempering.origins import CASTS
+from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known
@@ -37,6 +39,18 @@ from attemper.tempering.witness import note_padding
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
 
+MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
+FACTORS = (
+    *MULTIPLICATIONS,
+    *(torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide),
+    *(Tensor.__truediv__, Tensor.__itruediv__),
+)
+ADDITIONS = (
+    *(torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    *(torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__),
+    *(Tensor.masked_fill, Tensor.masked_fill_, torch.masked_fill, torch.where, Tensor.where),
+)
+"""What puts biases and masks on logits."""
 ATTENDED = ("batch", "heads", "queries", "width")
 VALUES = ("batch", "heads", "keys", "width")
 
@@ -57,9 +71,9 @@ class WrittenAttention(ProjectionWatch):
         self.numbers: dict[int, int] = {}
         """Of the products that the origins of axes name: which one of the module's it was."""
         self.blurred: tuple[int, int] | None = None
-        """The product whose keys were blurred since the last softmax, and the operand that they were."""
-        self.seed: Tensor | None = None
-        """Of that product, for the softmax behind it."""
+        """The product of queries and keys since the last softmax, and the operand that has the keys."""
+        self.contents = Known(None)
+        """The product of queries and keys, and what became of it: it, and the factor that it has by now."""
         self.weights = Known(None)
         """What softmax gave, and what became of it, with the roles of its axes."""
         self.following = False
@@ -82,13 +96,18 @@ class WrittenAttention(ProjectionWatch):
             return weights
         self.met += 1
         self.check_impl()
-        self.check_blurred(reading)
+        chosen = self.check_blurred(reading)
         axes = arrangement.of(logits.shape)
         if self.action.watchers or self.methods:
             sorted_ = sorted_by_role(logits, axes)
             self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
             note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
-        seed, self.seed = self.seed, None
+        seed = None
+        if self.blurs and chosen:
+            seed = draw_seed(logits)
+            logits = self.blurred_logits(logits, axes, seed)
+            sorted_ = sorted_by_role(logits, axes)
+            args, kwargs = (logits, *args[1:]), {name: value for name, value in kwargs.items() if name != "input"}
         if any(method.stages != ("keys",) for method in self.methods):
             dtype = kwargs.get("dtype") or logits.dtype
             work = sorted_.to(torch.promote_types(dtype, torch.float32))
@@ -154,7 +173,7 @@ class WrittenAttention(ProjectionWatch):
             )
 
     def product(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        """QKᵀ before softmax, whose keys may be blurred, or AV behind it."""
+        """QKᵀ before softmax, which may be blurred there, or AV behind it."""
         self.products += 1
         product = read_product(func, args, kwargs)
         if product is not None and self.following:
@@ -163,7 +182,13 @@ class WrittenAttention(ProjectionWatch):
                 if axes is not None:
                     return self.times_weights(product, weights, dict(zip(letters, axes, strict=True)))
         side = 0 if product is None or not self.blurs else self.side_of_keys(product)
-        out: Tensor = func(*args, **kwargs) if product is None or side == 0 else self.blurred_product(product, side)
+        out: Tensor = func(*args, **kwargs)
+        if product is not None and side:
+            self.blurred = self.products, side
+            added = args[0] if func in ADDED else None  # a position bias, say
+            self.contents.note(out, (out if added is None else out - added * kwargs.get("beta", 1), 1.0))
+        elif product is not None and self.blurred is not None:
+            self.follow_mixed(product, out)
         made = self.origins.product_of(out) if self.origins is not None else 0
         if made:
             self.numbers[made] = self.products
@@ -184,34 +209,69 @@ class WrittenAttention(ProjectionWatch):
             return 0
         return 0 if self.origins is not None and self.origins.is_learnt(product.left, product.right) else 2
 
-    def blurred_product(self, product: Product, side: int) -> Tensor:
-        """Before softmax: QKᵀ, whose keys are blurred here, so that no position bias is."""
-        self.blurred = self.products, side
-        keys, letters = (product.left, product.of_left) if side == 1 else (product.right, product.of_right)
-        self.seed = draw_seed(keys)
-        own = product.own(letters)
-        order = [letters.index(x) for x in letters if x not in own + product.summed]
-        order += [letters.index(own), letters.index(product.summed)]
-        tokens = keys.permute(order)
-        blurred = four_axes(tokens)
-        for lane, method in enumerate(self.blurs):
-            blurred = method.perturb_keys(blurred, None, False, Stream(self.seed, lane))
-        back = sorted(range(len(order)), key=order.__getitem__)
-        blurred = blurred.view(tokens.shape).permute(back)
-        return product.again(blurred, product.right) if side == 1 else product.again(product.left, blurred)
-
-    def check_blurred(self, reading: Reading) -> None:
-        """At softmax: raise unless the product that gave these logits is the one whose keys were blurred."""
-        if not self.blurs:
+    def follow_content(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
+        """What becomes of QKᵀ on its way to softmax: factors, masks and biases, views, heads that are mixed."""
+        found = next(
+            ((x, what) for x in args if isinstance(x, Tensor) and (what := self.contents.of(x)) is not None), None
+        )
+        if found is None or not isinstance(out, Tensor):
             return
+        x, (content, factor) = found
+        if func in (F.linear, F.conv2d, torch.conv2d) and args[0] is x:
+            self.contents.note(out, (func(content, args[1]), factor))  # a blur along the keys commutes with it
+        elif func in RESHAPES or permutation(func, args, kwargs) is not None:
+            self.contents.note(out, (func(content, *args[1:], **kwargs), factor))
+        elif func in FACTORS and len(args) == 2 and out.shape == x.shape:
+            other = args[1] if args[0] is x else args[0]
+            alike = not isinstance(other, Tensor) or other.dim() == 0 or other.shape[-1] == 1
+            if alike and (func in MULTIPLICATIONS or args[0] is x):
+                self.contents.note(out, (content, factor * other if func in MULTIPLICATIONS else factor / other))
+        elif func in ADDITIONS or func in CASTS:
+            self.contents.note(out, (content, factor))
+
+    def follow_mixed(self, product: Product, out: Tensor) -> None:
+        """QKᵀ whose heads are mixed by a product, with which a blur along the keys, the last axis, commutes."""
+        for x, letters, again in (
+            (product.left, product.of_left, lambda content: product.again(content, product.right)),
+            (product.right, product.of_right, lambda content: product.again(product.left, content)),
+        ):
+            found = self.contents.of(x)
+            if found is not None and letters[-1] not in product.summed:
+                self.contents.note(out, (again(found[0]), found[1]))
+
+    def blurred_logits(self, logits: Tensor, axes: Axes, seed: Tensor) -> Tensor:
+        """Logits whose content is blurred, among the keys that a query may see; position biases and masks are not."""
+        content, factor = self.contents.of(logits) or (None, 1.0)
+        if content is None:
+            raise UnsupportedError(
+                f"blur cannot serve {self.action.place.where}: what becomes of the product of its queries and keys "
+                "before softmax is more than factors, masks and position biases, and was not followed."
+            )
+        work = torch.promote_types(logits.dtype, torch.float32)
+        plain = sorted_by_role(content.to(work).expand(logits.shape), axes)
+        allowed = reachable(sorted_by_role(logits, axes))
+        blurred = plain
+        for method, stream in draw(self.methods, seed, logits):
+            if "keys" in method.stages:
+                blurred = method.perturb_content(blurred, allowed, False, stream)
+        change = as_it_was(torch.where(allowed, blurred - plain, 0.0), axes)
+        return (logits.to(work) + change * factor).to(logits.dtype)
+
+    def check_blurred(self, reading: Reading) -> bool:
+        """At softmax: raise unless the product that gave these logits is the one that was taken for QKᵀ.
+
+        In a trial run that is only found out; False: it was another one.
+        """
+        if not self.blurs:
+            return False
         number, facts = self.numbers.get(reading.product), self.action.facts
         blurred, self.blurred = self.blurred, None
         if number is not None:
             facts.contents[number] = reading.side
             if blurred == (number, reading.side) or self.action.control.trial:
-                return
+                return blurred == (number, reading.side)
         elif blurred is not None:
-            return
+            return True
         raise UnsupportedError(
             f"blur cannot serve {self.action.place.where}: the product of its queries and keys was not seen before "
             "softmax, and blurring the logits with their position bias would be another method."
