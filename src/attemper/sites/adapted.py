@@ -45,10 +45,23 @@ def with_inner(layer: nn.Module) -> list[nn.Module]:
 def is_linear(layer: Any) -> bool:
     """Whether this is a linear layer, adapted or quantised or as it is: quantised ones are often no nn.Linear."""
     layer = inner(layer)
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Linear) or is_transposed(layer):
         return True
     sizes = (getattr(layer, "in_features", None), getattr(layer, "out_features", None))
     return isinstance(layer, nn.Module) and all(isinstance(size, int) for size in sizes)
+
+
+def is_transposed(layer: Any) -> bool:
+    """Whether a layer multiplies with a weight of (in, out): Transformers' Conv1D, of which GPT-2 is made."""
+    layer = inner(layer)
+    weight = getattr(layer, "weight", None)
+    return (
+        isinstance(layer, nn.Module)
+        and original_class(layer).__name__ == "Conv1D"
+        and isinstance(weight, Tensor)
+        and weight.dim() == 2
+        and getattr(layer, "nf", None) == weight.shape[1]
+    )
 
 
 def widths(layer: Any) -> tuple[int, int]:
@@ -56,6 +69,8 @@ def widths(layer: Any) -> tuple[int, int]:
     layer = inner(layer)
     if isinstance(layer, nn.Conv2d):
         return layer.in_channels // layer.groups, layer.out_channels
+    if is_transposed(layer):
+        return layer.weight.shape[0], layer.weight.shape[1]
     return int(layer.in_features), int(layer.out_features)
 
 

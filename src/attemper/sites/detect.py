@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from attemper.sites.adapted import inner, is_linear, widths
+from attemper.sites.adapted import inner, is_linear, is_transposed, widths
 from attemper.sites.base import Projection, Projections, Slot, original_class
 
 FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward", "ALL_ATTENTION_FUNCTIONS"}
@@ -24,10 +24,18 @@ SEPARATE = (
     ("wq", "wk", "wv"),
     ("q_lin", "k_lin", "v_lin"),
     ("query_proj", "key_proj", "value_proj"),
+    ("projection_query", "projection_key", "projection_value"),
+    ("project_q", "project_k", "project_v"),
+    ("linear_q", "linear_k", "linear_v"),
+    ("q_head", "k_head", "v_head"),
+    ("Wq", "Wk", "Wv"),
 )
 SHARED_KV = (("q", "kv"), ("to_q", "to_kv"), ("q_proj", "kv_proj"), ("query", "key_value"))
 SHARED_QK = (("qk", "v"), ("to_qk", "to_v"), ("qk_proj", "v_proj"))
-OUT = ("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo", "dense")
+OUT = (
+    *("proj", "out_proj", "o_proj", "to_out", "out", "proj_out", "c_proj", "out_lin", "wo", "dense", "Wo", "o"),
+    *("linear_out", "attention_out", "post_proj", "projection", "projection_layer", "output"),
+)
 CALLED = ("attn", "attention", "mhsa", "mha", "multihead")
 HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head", "nhead")
 
@@ -155,8 +163,19 @@ def _multihead(module: nn.MultiheadAttention, out: Projection | None) -> Project
 def _projection(module: nn.Module, name: str) -> Projection | None:
     """The linear layer of this name, or the 1 × 1 convolution standing for one."""
     layer = inner(getattr(module, name, None))
-    is_product = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
-    return Projection(layer, slot=Slot(module, name)) if is_product or is_linear(layer) else None
+    if is_pointwise(layer) or is_linear(layer):
+        return Projection(layer, slot=Slot(module, name), transposed=is_transposed(layer))
+    return None
+
+
+def is_pointwise(layer: Any) -> bool:
+    """Whether a convolution does the same to every pixel, and nothing else."""
+    ones = (1, 1)
+    return (
+        isinstance(layer, nn.Conv2d)
+        and (layer.kernel_size, layer.stride, layer.groups) == (ones, ones, 1)
+        and layer.padding in ((0, 0), "valid", "same")
+    )
 
 
 def _parts(module: nn.Module, name: str, count: int) -> list[Projection]:

@@ -12,6 +12,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
 from attemper.tempering.ledger import Entry
 from attemper.tempering.padding import padding_in_arguments
@@ -212,7 +213,8 @@ class MlpPenaltyAction(Action):
         """Run the layer, and enter what it adds to the loss."""
         added = addition(self.method.name, self.place.name, self.slot, module)
         weight = cast(Tensor, module.weight)
-        weight = (weight if added is None else effective(weight, added)).flatten(1)
+        weight = weight if added is None else effective(weight, added)
+        weight = weight.t() if is_transposed(module) else weight.flatten(1)
         out = forward(*args, **kwargs)
         x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
         record = LayerRecord(to_tokens(x, self.layout), weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,14 @@ from attemper.errors import ConflictError, UnmetError
 from attemper.methods.kinds import AttentionRecord, Penalty
 from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
+from attemper.sites import Projection
 from attemper.sites.adapted import Added
 from attemper.tempering.axes import three_axes
 from attemper.tempering.ledger import Entry
 from attemper.tempering.multihead import MultiheadArguments
+from attemper.tempering.products import MATMUL
 from attemper.tempering.readings import has_tokens_first
-from attemper.tempering.wrapped import additions, effective_bias, mapped_product, matrix
+from attemper.tempering.wrapped import Multiply, additions, effective_bias, mapped_product, matrix
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -47,25 +49,71 @@ class ProjectionWatch(TorchFunctionMode):
         """Where the axes of tensors come from; None: this pass is not watched."""
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A linear layer inside the module: note what a penalty needs, drop what DropConnect drops."""
+        """A linear layer inside the module."""
+        ours = self.projections_of(weight)
+        out = self.project(ours, input, weight, bias, F.linear)
+        if self.action.packs and "q" in ours and "q" not in self.added:
+            self.packed, self.packed_bias = three_axes(out), bias
+        return out
+
+    def convolution(
+        self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """A convolution inside the module; the same to every pixel where it is a projection."""
+
+        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out: Tensor = func(x, weight, bias, *args, **kwargs)
+            return out
+
+        return self.project(self.projections_of(weight), input, weight, bias, multiply)
+
+    def product_with_weight(self, func: Any, args: Any) -> Tensor | None:
+        """A product that is a layer written out: `x @ weight.T`, or one of Transformers' Conv1D; None: it is none."""
+        if func is torch.addmm and len(args) == 3:
+            bias, x, weight = args
+            ours = self.projections_of(weight)
+            return self.project(ours, x, weight, bias, _add_product) if ours else None
+        if func not in MATMUL or len(args) != 2:
+            return None
+        x, turned = args
+        weight = turned if isinstance(turned, nn.Parameter) or torch.compiler.is_compiling() else turned._base
+        ours = {} if weight is None else self.projections_of(weight)
+        if not ours:
+            return None
+        upright = all(part.transposed for part in ours.values())
+        if turned.shape != (weight.shape if upright else weight.shape[::-1]):
+            return None
+
+        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            out: Tensor = func(x, weight if upright else weight.t())
+            return out
+
+        return self.project(ours, x, weight, None, multiply)
+
+    def projections_of(self, weight: Tensor) -> dict[str, Projection]:
+        """The projections that a weight makes."""
         projections = self.action.projections
         if projections is None:
-            return F.linear(input, weight, bias)
-        ours = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
-        ours = {name: part for name, part in ours.items() if part is not None and part.parameter is weight}
+            return {}
+        parts = {name: getattr(projections, name) for name in ("q", "k", "v", "out")}
+        return {name: part for name, part in parts.items() if part is not None and part.parameter is weight}
+
+    def project(
+        self, ours: dict[str, Projection], input: Tensor, weight: Tensor, bias: Tensor | None, multiply: Multiply
+    ) -> Tensor:
+        """What a layer gives: note what a penalty needs, drop what DropConnect drops."""
         added = next((self.added[name] for name in ours if name in self.added), None)
         if self.maps and added is not None:
             self.mapped.append(weight)
-            out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, input))
+            out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, input), multiply)
         else:
-            out = F.linear(input, self.map_weight(weight, input) if ours else weight, bias)
-        if self.penalties:
+            out = multiply(input, self.map_weight(weight, input) if ours else weight, bias)
+        if self.penalties and ours:
             whole = bias if added is None else effective_bias(bias, added)
+            x, y = (t.flatten(2).mT if weight.dim() == 4 else t for t in (input, out))
             for name, projection in ours.items():
                 rows = slice(None) if projection.rows is None else slice(*projection.rows)
-                self.seen[name] = (input, out[..., rows], None if whole is None else whole[rows])
-        if self.action.packs and "q" in ours and added is None:
-            self.packed, self.packed_bias = three_axes(out), bias
+                self.seen[name] = (x, y[..., rows], None if whole is None else whole[rows])
         return out
 
     def plainly_seen(self, name: str) -> tuple[Tensor, Tensor, Tensor | None] | None:
@@ -198,3 +246,7 @@ class ProjectionWatch(TorchFunctionMode):
             "samples or windows; which belong together is not known, so its penalties cannot be taken. Leave it out "
             "with targets=."
         )
+
+
+def _add_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from attemper.sites import AttentionSite
-from attemper.sites.adapted import inner, is_linear
+from attemper.sites.adapted import inner, is_linear, is_transposed
 
 
 def missing_projections(model: nn.Module, site: AttentionSite, weights: bool) -> str | None:
@@ -14,8 +14,8 @@ def missing_projections(model: nn.Module, site: AttentionSite, weights: bool) ->
     weights: whether it changes their weights, that of the output projection too.
     """
     p = site.projections
-    if p is None or (weights and any(part and isinstance(part.module, nn.Conv2d) for part in (p.q, p.k, p.v, p.out))):
-        return "Q, K and V projections"  # the weight of a 1 × 1 convolution is not caught
+    if p is None:
+        return "Q, K and V projections"
     if not weights or p.out is not None or dense_behind(model, site) is not None:
         return None
     known = {part.module for part in (p.q, p.k, p.v)}
@@ -36,4 +36,4 @@ def dense_behind(model: nn.Module, site: AttentionSite) -> nn.Module | None:
     """The output projection in a module beside attention, as in BERT."""
     parent = model.get_submodule(site.name.rpartition(".")[0])
     dense: nn.Module | None = getattr(getattr(parent, "output", None), "dense", None)
-    return dense if is_linear(dense) else None
+    return dense if is_linear(dense) and not is_transposed(dense) else None

@@ -147,13 +147,21 @@ def matrix(part: Projection, added: Added | None) -> Tensor:
     """(out, in) of one projection, with what adapters add to it."""
     if added is None:
         return part.matrix()
-    whole = effective(part.parameter, added)
-    return whole if part.rows is None else whole[part.rows[0] : part.rows[1]]
+    return part.part(effective(part.parameter, added))
+
+
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""What a layer does with its input, its weight and its bias."""
 
 
 def mapped_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, added: Added, map: Callable[[Tensor], Tensor]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    added: Added,
+    map: Callable[[Tensor], Tensor],
+    multiply: Multiply = F.linear,
 ) -> Tensor:
     """What a layer must give so that, together with what its adapters will add to it, its whole weight is mapped."""
     whole = effective(weight, added)
-    return F.linear(x, map(whole), bias) - F.linear(x, whole - weight)
+    return multiply(x, map(whole), bias) - multiply(x, whole - weight, None)
