@@ -26,7 +26,7 @@ def threads_as_before() -> Iterator[None]:
 
 TRIED_OUT = (
     "test_trial", "test_random_modules", "test_sums_outside", "test_docs", "test_spellings", "test_met_by_what_runs",
-    "test_architectures",
+    "test_architectures", "test_masks_by_hand", "test_projections",
 )  # fmt: skip
 """The files whose models are tried out at `apply`. Others ask what the first training pass says, and are quicker."""
 
@@ -34,7 +34,7 @@ TRIED_OUT = (
 @pytest.fixture(autouse=True)
 def trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the trial run at `apply` away where it is not what a test is about."""
-    if request.module.__name__ not in TRIED_OUT:
+    if request.module.__name__ not in TRIED_OUT and not _family_of(request.node).startswith(SELDOM):
         monkeypatch.setattr("attemper.tempering.applying.try_out", lambda model, impl: None)
         monkeypatch.setattr("attemper.tempering.applying.look_at", lambda model: None)
 
@@ -117,9 +117,15 @@ def _thin_cases(items: list[pytest.Item]) -> None:
         seen.add(test)
 
 
-SELDOM = ("hf-segformer",)
+SELDOM = (*("hf-segformer", "hf-falcon", "hf-blip", "hf-vilt", "hf-mask2former", "hf-perceiver"), *("vitp-", "xt-"))
 """Families of which `make test` tries one test in `SELDOM_SAMPLE`, and `make slow` the others."""
 SELDOM_SAMPLE = 10
+
+
+def _family_of(item: pytest.Item) -> str:
+    """The name of the family that a test is about; empty: it is about none."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return str(getattr(params.get("family", params.get("kind", params.get("model"))), "name", ""))
 
 
 def _thin_matrices(items: list[pytest.Item]) -> None:
@@ -132,10 +138,7 @@ def _thin_matrices(items: list[pytest.Item]) -> None:
             rows = matrices.setdefault(item.nodeid.partition("[")[0], {})
             rows.setdefault(str(method), []).append((item, params["family"].name))
     for item in items:
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        chosen = params.get("family", params.get("kind", params.get("model")))
-        name = getattr(chosen, "name", "")
-        if name.startswith(SELDOM) and zlib.crc32(item.nodeid.encode()) % SELDOM_SAMPLE:
+        if _family_of(item).startswith(SELDOM) and zlib.crc32(item.nodeid.encode()) % SELDOM_SAMPLE:
             item.add_marker(pytest.mark.slow)
     for rows in matrices.values():
         families = list(dict.fromkeys(name for row in rows.values() for _, name in row))

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attemper
-from families import FAMILIES, Family, build, call
+from families import FAMILIES, RECOGNISED, Family, build, call
 
 RECIPES = ["dropkey(0.3, schedule=decreasing)", "dropattention(0.3)", "dropkey(0.2) + dropattention(0.2)"]
 """Every contract holds for every recipe here; what is slow is tried with the first and the last."""
 SCHEDULED, COMPOSED = RECIPES[0], RECIPES[-1]
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+recognised_families = pytest.mark.parametrize("family", RECOGNISED, ids=lambda family: family.name)
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 BLOCKS = {"timm-volo": [1, 2, 3, 4], "hf-detr": [0, 1, 2, 2, 3, 3], "nn-decoder": [0, 0, 1, 1, 2, 2]}
@@ -31,7 +32,7 @@ BLOCKS = {"timm-volo": [1, 2, 3, 4], "hf-detr": [0, 1, 2, 2, 3, 3], "nn-decoder"
 
 def blocks_of(family: Family) -> list[int]:
     """The true depth of every attention, in the order of the modules."""
-    return BLOCKS.get(family.name, list(range(family.attentions)))
+    return list(family.depths or BLOCKS.get(family.name, range(family.attentions)))
 
 
 @functools.cache
@@ -100,6 +101,11 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "torch.save": by_torch_save,
 }
+
+
+def copies_of(family: Family) -> list[Callable[[nn.Module], nn.Module]]:
+    """The ways in which a family's model can be copied."""
+    return list(COPIES.values()) if family.pickles else [COPIES["deepcopy"]]
 
 
 def fingerprint(model: nn.Module) -> list[Any]:

@@ -16,11 +16,11 @@ from attemper.ops.stream import keep_mask
 from attemper.sites import find_sites
 from contracts import (
     COMPOSED,
-    COPIES,
     SCHEDULED,
     assert_same,
     blocks_of,
     checkpoint_blocks,
+    copies_of,
     evaluate,
     every_family,
     every_recipe,
@@ -41,7 +41,7 @@ def test_eval_output_is_the_originals_bit_for_bit(family: Family, recipe: str) -
     before = evaluate(original(family), family)
     model, handle = tempered(family, recipe)
     assert_same(evaluate(model, family), before)
-    for made in COPIES.values():
+    for made in copies_of(family):
         assert_same(evaluate(made(model), family), before)
     handle.remove()
     assert_same(evaluate(model, family), before)
@@ -130,7 +130,7 @@ def test_training_output_is_tempered_random_and_repeatable(family: Family, recip
 @every_family
 def test_copies_draw_the_same_masks(family: Family, recipe: str) -> None:
     model, _ = tempered(family, recipe)
-    copies = {name: made(model) for name, made in COPIES.items()}
+    copies = {str(number): made(model) for number, made in enumerate(copies_of(family))}
     wanted = train(model, family)
     for made in copies.values():
         assert type(made) is type(model)

@@ -53,6 +53,8 @@ def in_double(inputs: Inputs) -> Inputs:
 @every_family
 @pytest.mark.usefixtures("all_kept")
 def test_with_every_key_kept_outputs_and_gradients_are_the_originals(family: Family, recipe: str) -> None:
+    if family.own_randomness:
+        pytest.skip("what the model draws itself depends on how much was drawn before")
     plain = original(family).double().train()
     model = copy.deepcopy(plain)
     attemper.apply(model, recipe, targets=family.targets)

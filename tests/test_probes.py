@@ -18,10 +18,10 @@ from attemper.probes.table import HeadRow
 from attemper.probes.tokens import BlockWatch, block_watches
 from attemper.probes.watching import AttentionWatch, looking
 from attemper.sites import Geometry
-from families import FAMILIES, VIT, Family, build, call, family, timm_model
+from families import RECOGNISED, VIT, Family, build, call, family, timm_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-IDS = [each.name for each in FAMILIES]
+IDS = [each.name for each in RECOGNISED]
 
 
 def batch_of(kind: Family):
@@ -42,7 +42,7 @@ def doubled(batch):
 
 
 # ------------------------------------------------------------------------------------------------------- the families
-@pytest.mark.parametrize("kind", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("kind", RECOGNISED, ids=IDS)
 def test_every_head_of_every_family_has_its_row_and_the_pass_leaves_no_trace(kind):
     model, batch = build(kind).train(), batch_of(kind)
     modes = [module.training for module in model.modules()]
@@ -77,7 +77,7 @@ def test_every_head_of_every_family_has_its_row_and_the_pass_leaves_no_trace(kin
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-@pytest.mark.parametrize("kind", FAMILIES, ids=IDS)
+@pytest.mark.parametrize("kind", RECOGNISED, ids=IDS)
 def test_outputs_are_the_same_bits_while_being_looked_at(kind, training):
     model = build(kind).train(training)
     sites = find_attention(model, kind.targets)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import attemper
 from attemper.sites import Geometry, Sites, find_sites
-from contracts import blocks_of, every_family, original
+from contracts import blocks_of, original, recognised_families
 from families import VIT, Family, call, family, timm_model
 
 
@@ -69,7 +69,7 @@ def is_inside(name: str, site: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------- attention
-@every_family
+@recognised_families
 def test_sites_are_the_modules_that_compute_attention(family: Family) -> None:
     _, sites = sites_of(family)
     calls = watch(family)
@@ -84,7 +84,7 @@ def test_sites_are_the_modules_that_compute_attention(family: Family) -> None:
             assert site.geometry.prefix + rows * columns == seen.keys
 
 
-@every_family
+@recognised_families
 def test_depth_is_the_true_position_in_the_network(family: Family) -> None:
     model, sites = sites_of(family)
     assert [site.block for site in sites.attentions] == blocks_of(family)
@@ -98,7 +98,7 @@ def test_depth_is_the_true_position_in_the_network(family: Family) -> None:
     assert order == sorted(order)
 
 
-@every_family
+@recognised_families
 def test_grids_and_prefix_tokens_are_the_familys(family: Family) -> None:
     _, sites = sites_of(family)
     grids = dict.fromkeys(site.geometry.grid if site.geometry else None for site in sites.attentions)
@@ -112,7 +112,7 @@ def test_a_grid_need_not_be_square() -> None:
     assert {site.geometry for site in find_sites(model).attentions} == {Geometry((2, 4), prefix=1)}
 
 
-@every_family
+@recognised_families
 def test_a_tempered_model_has_the_sites_that_it_had_before(family: Family) -> None:
     model, before = sites_of(family)
     attemper.apply(model, "dropkey(0.1)", targets=family.targets)
@@ -120,7 +120,7 @@ def test_a_tempered_model_has_the_sites_that_it_had_before(family: Family) -> No
 
 
 # -------------------------------------------------------------------------------------------------------- projections
-@every_family
+@recognised_families
 def test_projections_fit_the_heads(family: Family) -> None:
     _, sites = sites_of(family)
     for site in sites.attentions:
@@ -169,7 +169,7 @@ def test_projections_of_attention_over_other_widths() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- MLPs and patches
-@every_family
+@recognised_families
 def test_every_block_has_its_mlp(family: Family) -> None:
     model, sites = sites_of(family)
     without = family.name in ("nn-mha", "hand-written")
@@ -180,7 +180,7 @@ def test_every_block_has_its_mlp(family: Family) -> None:
         assert all(any(layer is module for module in inner) for layer in (*mlp.firsts, mlp.last))
 
 
-@every_family
+@recognised_families
 def test_an_mlps_input_enters_its_first_layers_and_leaves_its_last(family: Family) -> None:
     model, sites = sites_of(family)
     order: list[nn.Module] = []
@@ -222,7 +222,7 @@ PATCHES = {
 }
 
 
-@every_family
+@recognised_families
 def test_patches_are_the_convolutions_that_cut_an_image(family: Family) -> None:
     model, sites = sites_of(family)
     size = PATCHES.get(family.name, 8)

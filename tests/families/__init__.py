@@ -5,6 +5,7 @@ passes is Attemper's doing.
 """
 
 from families.base import Family, Inputs, build, call, image, noise, pixels
+from families.outside_models import OUTSIDE
 from families.timm_models import TIMM, VIT, timm_model
 from families.torch_models import OTHERS, HandWritten, HandWrittenModel, SelfAttention
 from families.transformers_models import HF_IMAGE, MET_OTHERWISE, TRANSFORMERS, build_detr, hf
@@ -14,6 +15,8 @@ __all__ = [
     "HF_IMAGE",
     "MET_OTHERWISE",
     "OTHERS",
+    "OUTSIDE",
+    "RECOGNISED",
     "TIMM",
     "TRANSFORMERS",
     "VIT",
@@ -33,7 +36,9 @@ __all__ = [
     "timm_model",
 ]
 
-FAMILIES = [*TIMM, *TRANSFORMERS, *OTHERS, *MET_OTHERWISE]
+RECOGNISED = [*TIMM, *TRANSFORMERS, *OTHERS, MET_OTHERWISE[0]]
+"""Families whose sites are known by their names and their code alone."""
+FAMILIES = [*RECOGNISED, *MET_OTHERWISE[1:], *OUTSIDE]
 
 
 def family(name: str) -> Family:

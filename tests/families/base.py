@@ -32,6 +32,14 @@ class Family:
     targets: tuple[str, ...] | None = None
     fullgraph: bool = True
     """False where the untempered model itself cannot be compiled into one graph."""
+    architecture: tuple[str, str] | None = None
+    """Library and name in `benchmarks/architectures`, whose sweep says which recipes it refuses."""
+    depths: tuple[int, ...] | None = None
+    """The block of every attention; None: 0, 1, 2 …"""
+    pickles: bool = True
+    """False where the untempered model cannot be pickled once it has run."""
+    own_randomness: bool = False
+    """Whether the untempered model draws random numbers, beside which ours change what it draws."""
 
 
 def build(family: Family) -> nn.Module:
@@ -51,7 +59,8 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
         return out
     if isinstance(out, tuple):
         return next(part for part in out if isinstance(part, Tensor))
-    return next(value for value in out.values() if isinstance(value, Tensor))
+    last = getattr(out, "transformer_decoder_last_hidden_state", None)  # of Mask2Former, behind all of its attention
+    return last if last is not None else next(value for value in out.values() if isinstance(value, Tensor))
 
 
 def image(size: int = 32, batch: int = 2) -> Callable[[], Inputs]:
@@ -77,17 +86,21 @@ def noise(*shapes: tuple[int, ...]) -> Callable[[], Inputs]:
     return make
 
 
-def of_architecture(library: str, name: str) -> tuple[Callable[[], nn.Module], Callable[[], Inputs]]:
-    """How a model of `benchmarks/architectures` is built without dropout of its own, and its input."""
+def of_architecture(family: str, library: str, name: str, blocks: int, attentions: int, **more: Any) -> Family:
+    """A model of `benchmarks/architectures` as a family, without dropout of its own and without a cache of keys."""
 
     def make() -> nn.Module:
         from architectures import architectures_of
 
-        return quiet(architectures_of(library)[name].make())
+        model = quiet(architectures_of(library)[name].make())
+        config = getattr(model, "config", None)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        return model
 
     def inputs() -> Inputs:
         from architectures import architectures_of
 
         return architectures_of(library)[name].inputs()
 
-    return make, inputs
+    return Family(family, make, inputs, blocks, attentions, (None,), architecture=(library, name), **more)

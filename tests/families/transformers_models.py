@@ -184,5 +184,20 @@ TRANSFORMERS.append(
     )
 )
 
-MET_OTHERWISE = [Family("hf-segformer", *of_architecture("transformers", "segformer"), 4, 4, (None,))]
+
+MET_OTHERWISE = [
+    of_architecture("hf-segformer", "transformers", "segformer", 4, 4),
+    of_architecture("hf-falcon", "transformers", "falcon", 2, 2),
+    of_architecture(
+        "hf-blip", "transformers", "blip, answering", 6, 10, depths=(0, 1, 2, 2, 3, 3, 4, 4, 5, 5), fullgraph=False
+    ),
+    of_architecture("hf-vilt", "transformers", "vilt", 2, 2, fullgraph=False, own_randomness=True),
+    of_architecture(
+        *("hf-mask2former", "transformers", "mask2former", 6, 8),
+        depths=(0, 1, 2, 3, 4, 4, 5, 5),
+        fullgraph=False,
+        pickles=False,
+    ),
+    of_architecture("hf-perceiver", "transformers", "perceiver", 2, 2),
+]
 """Models that meet attention in a way of their own."""
