@@ -158,8 +158,9 @@ def load(path: Path) -> Report:
     try:
         given = read_json_object(path)
         form, kind = given.pop("format"), given["benchmark"]
-    except KeyError as error:
-        raise UnreadableError(f"{path} is no result of `attemper bench`: it has no {error}.") from error
+    except (UnreadableError, KeyError) as error:
+        reason = f"it has no {error}." if isinstance(error, KeyError) else str(error)
+        raise UnreadableError(f"{path} is no result of `attemper bench`: {reason}") from error
     if form != FORMAT or kind not in ("ops", "step"):
         raise UnreadableError(
             f"{path} holds benchmark '{kind}' in format {form}; this version reads ops and step in format {FORMAT}"
