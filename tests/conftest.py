@@ -119,7 +119,7 @@ def _thin_cases(items: list[pytest.Item]) -> None:
 
 SELDOM = (*("hf-segformer", "hf-falcon", "hf-blip", "hf-vilt", "hf-mask2former", "hf-perceiver"), *("vitp-", "xt-"))
 """Families of which `make test` tries one test in `SELDOM_SAMPLE`, and `make slow` the others."""
-SELDOM_SAMPLE = 10
+SELDOM_SAMPLE = 20
 
 
 def _family_of(item: pytest.Item) -> str:

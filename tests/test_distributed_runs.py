@@ -241,7 +241,11 @@ def test_workers_and_ranks_are_one_too_many(tmp_path: Path) -> None:
     ("launcher", "parallel"),
     [
         (["torch.distributed.run", "--nproc-per-node", "2"], "ddp"),
-        (["accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2"], "fsdp"),
+        pytest.param(
+            ["accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2", "--num_processes", "2"],
+            "fsdp",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["torchrun", "accelerate launch"],
 )

@@ -131,6 +131,7 @@ class Terminator(Recorder):
             os.kill(status.running[0].pid if self.to_worker else os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_sigterm_stops_a_study_with_its_own_code(tmp_path: Path) -> None:
     study = Study(tmp_path, make_plan(), engine=FakeEngine(pause=0.5))
     with (

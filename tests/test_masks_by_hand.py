@@ -15,7 +15,7 @@ from attemper.tempering import trial
 from attemper.tempering.padding import allowed_keys
 
 WIDTH, TOKENS = 16, 6
-FILLS = [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4]
+FILLS = [-math.inf, pytest.param(torch.finfo(torch.float32).min, marks=pytest.mark.slow), -1e9, -1e4]
 
 
 class Mixing(nn.Module):
@@ -129,7 +129,7 @@ class Told(Network):
         return x
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("fullgraph", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_compiled_model_shows_nothing_that_is_hidden_either(fullgraph: bool) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -110,6 +110,7 @@ def test_a_study_whose_node_dies_half_way_ends_with_the_results_of_an_undisturbe
     cluster.add_node(num_cpus=1)
 
 
+@pytest.mark.slow
 def test_failures_and_dead_processes_are_retried_by_the_rules_of_every_study(cluster: Any, tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path / "log", troubles={"dropkey(0.1)": die_once, "blur(1.0)": break_down})
     view = Recorder()

@@ -63,6 +63,7 @@ def one_core() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_workers")
 def test_a_study_killed_with_its_worker_and_resumed_ends_as_if_nothing_had_happened(
     tmp_path: Path, one_core: None

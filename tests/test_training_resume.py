@@ -127,6 +127,7 @@ run(spec, open_task(spec.task), folder=Path(sys.argv[1]), progress=lambda event:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_run_that_is_killed_outright_ends_with_the_same_bits(tmp_path: Path) -> None:
     lasting = spec(epochs=12)
