@@ -29,7 +29,8 @@ from attemper.tempering.axes import (
     sorted_by_role,
     whole,
 )
-from attemper.tempering.origins import CASTS
+from attemper.tempering.calls import MULTIPLICATIONS
+from attemper.tempering.origins import ADDITIONS, CASTS
 from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
@@ -39,14 +40,13 @@ from attemper.tempering.witness import note_padding
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
 
-MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
 FACTORS = (
     *MULTIPLICATIONS,
     *(torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide),
     *(Tensor.__truediv__, Tensor.__itruediv__),
 )
-ADDITIONS = (
-    *(torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+MASKING = (
+    *ADDITIONS,
     *(torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__),
     *(Tensor.masked_fill, Tensor.masked_fill_, torch.masked_fill, torch.where, Tensor.where),
 )
@@ -226,7 +226,7 @@ class WrittenAttention(ProjectionWatch):
             alike = not isinstance(other, Tensor) or other.dim() == 0 or other.shape[-1] == 1
             if alike and (func in MULTIPLICATIONS or args[0] is x):
                 self.contents.note(out, (content, factor * other if func in MULTIPLICATIONS else factor / other))
-        elif func in ADDITIONS or func in CASTS:
+        elif func in MASKING or func in CASTS:
             self.contents.note(out, (content, factor))
 
     def follow_mixed(self, product: Product, out: Tensor) -> None:
