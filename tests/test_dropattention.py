@@ -64,6 +64,7 @@ def test_defaults():
     assert dataclasses.asdict(DropAttention()) == {
         **{"p": 0.1, "schedule": "constant", "match": "max"},
         **{"unit": "element", "w": 1, "rescale": "normalize", "detach": False},
+        **{"until": None, "start": None, "ramp": None, "each": "block", "entropy": 0.01},
     }
 
 

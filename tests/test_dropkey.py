@@ -43,6 +43,7 @@ def test_defaults_are_the_papers():
     assert dataclasses.asdict(DropKey()) == {
         **{"p": 0.1, "schedule": "constant", "match": "max", "share": "none", "structure": "none"},
         **{"w": None, "grid": None, "prefix": None},
+        **{"until": None, "start": None, "ramp": None, "each": "block", "entropy": 0.01},
     }
 
 

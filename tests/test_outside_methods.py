@@ -23,7 +23,8 @@ from typing import ClassVar
 
 import torch
 
-from attemper.methods.base import Method, Paper, Scheduled
+from attemper.methods.base import Method, Paper
+from attemper.methods.rates import Scheduled
 from attemper.methods.kinds import BlockMap, BranchMap, Penalty, TokenMap, WeightMap
 from attemper.ops.perturbation import Perturbation
 

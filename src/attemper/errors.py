@@ -58,6 +58,10 @@ class PenaltyError(AttemperError, RuntimeError):
     """A training step left out what the recipe adds to the loss, or would add it with a wrong factor."""
 
 
+class ProgressError(AttemperError, RuntimeError):
+    """A rate depends on how far training is, and nobody says so."""
+
+
 class UnreadableError(AttemperError):
     """A file is missing, damaged, or not what it should be."""
 

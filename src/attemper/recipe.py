@@ -20,7 +20,7 @@ from attemper.errors import (
     quoted,
     suggestion,
 )
-from attemper.methods.base import Method, render_method
+from attemper.methods.base import Method, parameters_of, render_method
 from attemper.methods.registry import methods_by_name
 
 MOST_CHARACTERS = 10_000
@@ -120,7 +120,7 @@ class Parser:
             self.fail(f"{token.text}: {error}", token.column)
 
     def arguments(self, kind: type[Method]) -> dict[str, Any]:
-        fields = {field.name: field for field in dataclasses.fields(kind)}
+        fields = {field.name: field for field in parameters_of(kind)}
         arguments: dict[str, Any] = {}
         while not self.take(")"):
             token = self.token

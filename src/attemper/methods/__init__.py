@@ -1,7 +1,7 @@
 """The methods, one file each."""
 
 from attemper.methods.arora import AroraDropout
-from attemper.methods.base import Method, Place, Scheduled
+from attemper.methods.base import Method, Place
 from attemper.methods.blur import Blur
 from attemper.methods.broadcast import ContextBroadcast
 from attemper.methods.consistency import Consistency, RDrop
@@ -15,6 +15,7 @@ from attemper.methods.feedforward import FeedForwardDropout
 from attemper.methods.graying import TokenGraying
 from attemper.methods.hardmask import HardMask
 from attemper.methods.layerdrop import LayerDrop
+from attemper.methods.rates import Scheduled
 from attemper.methods.registry import list_methods
 from attemper.methods.skipless import Skipless
 

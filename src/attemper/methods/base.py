@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 from attemper.errors import ParameterError
@@ -93,13 +92,18 @@ def render_method(method: Method, strict: bool = False) -> str:
     'dropkey(0.2, schedule=decreasing)'
     """
     words = []
-    for index, field in enumerate(dataclasses.fields(method)):
+    for index, field in enumerate(parameters_of(method)):
         value = getattr(method, field.name)
         if index == 0 and not method.named_only:
             words.append(render_value(value, strict))
         elif value != field.default:
             words.append(f"{field.name}={render_value(value, strict)}")
     return f"{method.name}({', '.join(words)})" if words else method.name
+
+
+def parameters_of(method: Method | type[Method]) -> list[dataclasses.Field[Any]]:
+    """The parameters of a method, those that always need their names last."""
+    return sorted(dataclasses.fields(method), key=lambda field: bool(field.kw_only))
 
 
 def render_value(value: Any, strict: bool = False) -> str:
@@ -113,112 +117,6 @@ def render_value(value: Any, strict: bool = False) -> str:
     if strict:
         raise ParameterError(f"a schedule that is a function cannot be written in a recipe: {value!r}")
     return f"<{getattr(value, '__name__', None) or value}>"
-
-
-Schedule = str | tuple[float, ...] | Callable[[int, int], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scheduled(Method):
-    """A method with a drop rate that may differ from block to block.
-
-    p: the probability of dropping, 0 ≤ p < 1.
-    schedule: "constant"; "decreasing", p·(L − l)/L at block l of L; "increasing", its mirror image; a list of L rates;
-        or a function of (l, L) that gives the rate.
-    match: what p is of a schedule: its largest rate ("max") or its mean over the blocks ("mean").
-    """
-
-    p: float = 0.1
-    schedule: Schedule = "constant"
-    match: Literal["max", "mean"] = "max"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_rate("p", self.p))
-        check_choice("match", self.match, ("max", "mean"))
-        if isinstance(self.schedule, list | tuple):
-            rates = tuple(check_rate(f"schedule[{i}]", rate) for i, rate in enumerate(self.schedule))
-            object.__setattr__(self, "schedule", rates)
-        elif not callable(self.schedule):
-            if not isinstance(self.schedule, str) or self.schedule not in SHAPES:
-                raise ParameterError(
-                    f"schedule must be one of {', '.join(SHAPES)}, a list of rates or a function of (l, L); "
-                    f"got {self.schedule!r}"
-                )
-
-    @property
-    def idle(self) -> bool:
-        if isinstance(self.schedule, tuple):
-            return not any(self.schedule)
-        return self.p == 0 and isinstance(self.schedule, str)
-
-    def rates(self, blocks: int) -> list[float]:
-        """The rate of every block.
-
-        >>> from attemper.methods import DropKey
-        >>> DropKey(0.4, schedule="decreasing").rates(2)
-        [0.4, 0.2]
-        >>> [round(rate, 6) for rate in DropKey(0.3, schedule="decreasing", match="mean").rates(2)]
-        [0.4, 0.2]
-        """
-        if isinstance(self.schedule, tuple):
-            if len(self.schedule) != blocks:
-                raise ParameterError(
-                    f"schedule of {self.name} must have one rate per block: the model has {blocks} blocks, "
-                    f"the list has {len(self.schedule)} rates"
-                )
-            return list(self.schedule)
-        if not isinstance(self.schedule, str):
-            return [check_rate(f"schedule({l}, {blocks})", self.schedule(l, blocks)) for l in range(blocks)]
-        shape = [SHAPES[self.schedule](l, blocks) for l in range(blocks)]
-        total = max(shape) if self.match == "max" else sum(shape) / blocks
-        rates = [self.p * part / total for part in shape]
-        if max(rates) >= 1:
-            raise ParameterError(
-                f"p={self.p} with schedule={self.schedule}, match={self.match} over {blocks} blocks needs a rate of "
-                f"{max(rates):.4g} in one of them; rates must be below 1"
-            )
-        return rates
-
-    def at(self, place: Place) -> Self:
-        rate = self.rates(place.blocks)[place.block]
-        return dataclasses.replace(self, p=rate, schedule="constant", match="max")
-
-    def with_rate(self, rate: float) -> Self:
-        """The same method with p = rate. A schedule given as a list or function is scaled, so that its largest rate
-        (or its mean, by `match`) becomes the new one."""
-        rate = check_rate("rate", rate)
-        if isinstance(self.schedule, str):
-            return dataclasses.replace(self, p=rate)
-        given = self.schedule.schedule if isinstance(self.schedule, Rescaled) else self.schedule
-        return dataclasses.replace(self, p=rate, schedule=Rescaled(given, self.match, rate))
-
-
-@dataclasses.dataclass(frozen=True)
-class Rescaled:
-    """A schedule of given rates, scaled to a new largest or mean rate."""
-
-    schedule: tuple[float, ...] | Callable[[int, int], float]
-    match: Literal["max", "mean"]
-    rate: float
-
-    def __str__(self) -> str:
-        given = render_value(self.schedule)
-        return f"{given} scaled to {self.match} {self.rate}"
-
-    def __call__(self, block: int, blocks: int) -> float:
-        given = self.schedule
-        rates = given if isinstance(given, tuple) else [given(l, blocks) for l in range(blocks)]
-        if len(rates) != blocks:
-            raise ParameterError(f"schedule has {len(rates)} rates, the model has {blocks} blocks")
-        total = max(rates) if self.match == "max" else sum(rates) / blocks
-        return 0.0 if total == 0 else self.rate * rates[block] / total
-
-
-SHAPES: dict[str, Callable[[int, int], int]] = {
-    "constant": lambda l, blocks: 1,
-    "decreasing": lambda l, blocks: blocks - l,
-    "increasing": lambda l, blocks: l + 1,
-}
 
 
 def check_rate(name: str, value: float) -> float:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Scheduled, check_choice, check_flag
-from attemper.ops.perturbation import Perturbation, Stage, drop_logits, inverted_weights
+from attemper.methods.base import Paper, check_choice, check_flag
+from attemper.methods.learning import LearnableRate, SoftKeep
+from attemper.ops.perturbation import Stage, drop_logits, inverted_weights
 from attemper.ops.stream import Stream
 
 
@@ -51,10 +52,10 @@ def window_keep(starts: Tensor, w: int) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class DropAttention(Scheduled, Perturbation):
+class DropAttention(LearnableRate):
     """Drop attention weights after softmax.
 
-    p, schedule, match: how much, in which block (see `Scheduled`).
+    p, schedule, match: how much, in which block (see `Scheduled`); p=learn learns it (see `LearnableRate`).
     unit: "element" drops single weights; "column" drops a key for all queries of a head.
     w: with unit="column", runs of w keys are dropped, each starting with rate p/w.
     rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p, as every framework's dropout does.
@@ -89,13 +90,13 @@ class DropAttention(Scheduled, Perturbation):
         """Which weights are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
         batch, heads, _, keys = shape
         if self.unit == "element":
-            return stream.keep(shape, self.p)
+            return stream.keep(shape, self.rate)
         columns = (batch, heads, 1, keys)
         if self.w == 1:
-            return stream.keep(columns, self.p)
+            return stream.keep(columns, self.rate)
         if self.w > keys:
             raise ParameterError(f"w={self.w} is larger than the number of keys, {keys}; give w up to that")
-        return window_keep(~stream.keep(columns, self.p / self.w), self.w)
+        return window_keep(~stream.keep(columns, self.rate / self.w), self.w)
 
     def fitted(self, keys: int) -> Self:
         return dataclasses.replace(self, w=keys) if self.w > keys else self
@@ -105,6 +106,26 @@ class DropAttention(Scheduled, Perturbation):
         # Zeroing weights and dividing by what is left is the same as dropping logits before softmax, forward and
         # backward, and there it cannot underflow.
         return self.rescale == "normalize" and not self.detach
+
+    @property
+    def cannot_learn(self) -> str | None:
+        return None if self.w == 1 else f"w=1, single keys; w is {self.w}"
+
+    def drawn_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        batch, heads, queries, keys = shape
+        return batch, heads, queries if self.unit == "element" else 1, keys
+
+    def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
+        return super().soften_logits(logits, allowed, keep) if self._in_logits else logits
+
+    def soften_weights(self, weights: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
+        if self._in_logits:
+            return weights
+        kept = weights * keep.share
+        total = kept.sum(-1, keepdim=True) if self.rescale == "normalize" else 1 - keep.rate
+        intact = keep.lost(allowed) | (total == 0)
+        total = torch.where(intact, 1.0, total.detach() if self.detach else total)
+        return torch.where(intact, weights, kept / total)
 
     @property
     def tells_heads(self) -> bool:
@@ -118,7 +139,8 @@ class DropAttention(Scheduled, Perturbation):
 
     @property
     def independent_drop(self) -> float | None:
-        return self.p if self._in_logits and self.unit == "element" else None
+        drops_each = self._in_logits and self.unit == "element" and not self.learns
+        return self.rate if drops_each else None
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         if not self._in_logits:
@@ -131,4 +153,4 @@ class DropAttention(Scheduled, Perturbation):
             return weights
         batch, heads, queries, keys = weights.shape
         keep = self.keep((batch, heads, queries, keys), stream)
-        return dropattention(weights, keep, self.p, rescale=self.rescale, detach=self.detach, allowed=allowed)
+        return dropattention(weights, keep, self.rate, rescale=self.rescale, detach=self.detach, allowed=allowed)

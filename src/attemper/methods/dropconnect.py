@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attemper.methods.base import Paper, Scheduled
+from attemper.methods.base import Paper
 from attemper.methods.kinds import WeightMap, inverted
+from attemper.methods.rates import Scheduled
 from attemper.ops.stream import Stream
 
 

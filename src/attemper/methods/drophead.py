@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attemper.methods.base import Paper, Scheduled
+from attemper.methods.base import Paper
+from attemper.methods.rates import Scheduled
 from attemper.ops.perturbation import Perturbation, Stage, rescue
 from attemper.ops.stream import Stream
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Place, Scheduled, check_choice, check_grid, check_odd, check_prefix
+from attemper.methods.base import Paper, Place, check_choice, check_grid, check_odd, check_prefix
+from attemper.methods.learning import LearnableRate
 from attemper.methods.structure import seed_rate, structured_keep
 from attemper.ops import fused
-from attemper.ops.perturbation import DrawnKeys, Perturbation, drop_logits
+from attemper.ops.perturbation import DrawnKeys, drop_logits
 from attemper.ops.stream import Stream, threshold
 
 
@@ -72,10 +73,10 @@ def shared_count(keys: int, p: float) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class DropKey(Scheduled, Perturbation):
+class DropKey(LearnableRate):
     """Drop keys before softmax; what is left renormalises by itself.
 
-    p, schedule, match: how much, in which block (see `Scheduled`).
+    p, schedule, match: how much, in which block (see `Scheduled`); p=learn learns it (see `LearnableRate`).
     share: "none" draws anew for every (sample, head, query, key); "queries" draws one key set for all queries of a
         head; "heads" one for all heads too.
     structure: "none"; "block" drops w × w windows of the image grid (w = 3); "cross" drops horizontal and vertical
@@ -121,6 +122,10 @@ class DropKey(Scheduled, Perturbation):
             )
 
     @property
+    def cannot_learn(self) -> str | None:
+        return None if self.share == "none" and self.structure == "none" else "share=none and structure=none"
+
+    @property
     def width(self) -> int:
         """The width of the structure, its default filled in."""
         return self.w if self.w is not None else 3 if self.structure == "block" else 1
@@ -143,13 +148,14 @@ class DropKey(Scheduled, Perturbation):
 
     @property
     def independent_drop(self) -> float | None:
-        return self.p if self.share == "none" and self.structure == "none" else None
+        drops_each = self.share == "none" and self.structure == "none" and not self.learns
+        return self.rate if drops_each else None
 
     def shared_count(self, keys: int) -> int | None:
-        return shared_count(keys, self.p) if self.share != "none" and self.structure == "none" else None
+        return shared_count(keys, self.rate) if self.share != "none" and self.structure == "none" else None
 
     def draw_keys(self, batch: int, heads: int, keys: int, stream: Stream) -> DrawnKeys:
-        return draw_shared(stream, batch, 1 if self.share == "heads" else heads, keys, self.p)
+        return draw_shared(stream, batch, 1 if self.share == "heads" else heads, keys, self.rate)
 
     def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """Which keys are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
@@ -161,8 +167,8 @@ class DropKey(Scheduled, Perturbation):
         if self.structure != "none":
             return self._structured(batch, heads, queries, keys, stream)
         if self.share != "none":
-            return shared_keep(stream, batch, heads, keys, self.p)
-        return stream.keep(shape, self.p)
+            return shared_keep(stream, batch, heads, keys, self.rate)
+        return stream.keep(shape, self.rate)
 
     def _structured(self, batch: int, heads: int, queries: int, keys: int, stream: Stream) -> Tensor:
         prefix = self.prefix or 0
@@ -171,7 +177,7 @@ class DropKey(Scheduled, Perturbation):
                 f"structure={self.structure} needs keys = prefix + rows × columns; this call has {keys} keys, "
                 f"grid={self.grid}, prefix={prefix}"
             )
-        rate = seed_rate(self.structure, self.grid, self.width, self.p)
+        rate = seed_rate(self.structure, self.grid, self.width, self.rate)
         patches = structured_keep(stream, (batch, heads, queries), self.grid, self.structure, self.width, rate)
         return torch.nn.functional.pad(patches, (prefix, 0), value=True)
 

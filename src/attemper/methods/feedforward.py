@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from attemper.methods.base import Paper, Scheduled, check_flag
+from attemper.methods.base import Paper, check_flag
 from attemper.methods.kinds import Position, TokenMap, Tokens, elementwise_keep, inverted
+from attemper.methods.rates import Scheduled
 from attemper.ops.stream import Stream
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, Scheduled, check_choice
-from attemper.ops.perturbation import LargestDrop, Perturbation, drop_logits
+from attemper.methods.base import Paper, check_choice
+from attemper.methods.learning import LearnableRate, SoftKeep
+from attemper.ops.perturbation import LargestDrop, drop_logits
 from attemper.ops.stream import Stream
 
 
@@ -28,10 +29,10 @@ def largest(logits: Tensor, k: int, allowed: Tensor | None = None) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class HardMask(Scheduled, Perturbation):
+class HardMask(LearnableRate):
     """Multiply each of the k largest logits of a row by 0 or 1.
 
-    p, schedule, match: how often 0, in which block (see `Scheduled`).
+    p, schedule, match: how often 0, in which block (see `Scheduled`); p=learn learns it (see `LearnableRate`).
     k: how many logits of a row are in question: a number, or a fraction of the keys, below 1. Attention of a model that
         has fewer keys has all of them in question.
     fill: "zero" sets a dropped logit to zero, so that its key keeps the weight exp(0), as the abstract says;
@@ -73,11 +74,17 @@ class HardMask(Scheduled, Perturbation):
         return self.k
 
     def largest_drop(self, keys: int) -> LargestDrop | None:
-        return LargestDrop(self.p, self.count(keys), self.fill)
+        return None if self.learns else LargestDrop(self.rate, self.count(keys), self.fill)
+
+    def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
+        hit = largest(logits, self.count(logits.shape[-1]), allowed)
+        if self.fill == "zero":
+            return torch.where(hit, logits * keep.share, logits)
+        return logits + keep.log.masked_fill(~hit | keep.lost(allowed, hit), 0.0)
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         batch, heads, queries, keys = logits.shape
-        keep = stream.keep((batch, heads, queries, keys), self.p)
+        keep = stream.keep((batch, heads, queries, keys), self.rate)
         hit = largest(logits, self.count(keys), allowed) & ~keep
         if self.fill == "zero":
             return logits.masked_fill(hit, 0.0), allowed

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.methods.base import Place
+from attemper.ops.perturbation import Perturbation
 from attemper.ops.stream import Stream
 
 Position = Literal["mlp_front", "mlp_mid", "mlp_end", "attention_end", "entry"]
@@ -192,6 +193,36 @@ class Penalty:
 
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         """The same for one layer of an MLP."""
+        raise NotImplementedError
+
+
+class Learnable:
+    """A perturbation of attention that may learn a rate of its own, one parameter in every attention."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether it does, as its parameters say."""
+        raise NotImplementedError
+
+    @property
+    def adds_to_loss(self) -> bool:
+        """Whether its parameter adds a term to the loss."""
+        return False
+
+    def first_value(self, place: Place, heads: int | None) -> Tensor:
+        """Where the parameter begins; heads: how many the attention has, where that is known."""
+        raise NotImplementedError
+
+    def value_shown(self, value: Tensor) -> Tensor:
+        """The parameter as people read it: a rate, or a width."""
+        raise NotImplementedError
+
+    def with_value(self, value: Tensor) -> Perturbation:
+        """What acts in a call while the parameter has this value; a gradient reaches it."""
+        raise NotImplementedError
+
+    def value_term(self, value: Tensor) -> Tensor:
+        """What the parameter adds to the loss: a scalar."""
         raise NotImplementedError
 
 

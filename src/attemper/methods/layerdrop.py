@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attemper.methods.base import Paper, Scheduled
+from attemper.methods.base import Paper
 from attemper.methods.kinds import BlockMap
+from attemper.methods.rates import Scheduled
 from attemper.ops.stream import Stream
 
 

@@ -109,6 +109,7 @@ def _carry_out(model: nn.Module, plan: Plan, control: Control, impl: str) -> Tem
         except AttemperError:
             tempered.remove()
             raise
+        tempered.begin()
     return tempered
 
 

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import WeightMap
+from attemper.methods.kinds import Learnable, WeightMap
 from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
 from attemper.sites.seen import counted
 from attemper.tempering.interception import AttentionInterceptor
+from attemper.tempering.layers import Parameters
+from attemper.tempering.ledger import Entry
 from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
 from attemper.tempering.root import run_pass
@@ -46,6 +48,10 @@ class AttentionAction(Action):
     one_of_several: bool = False
     """Whether other attentions stand beside it in a list, as where each head is a module of its own."""
     facts: Facts = field(default_factory=Facts)
+    parameters: Parameters | None = None
+    """Where the parameters are that perturbations learn."""
+    learnt: dict[str, str] = field(default_factory=dict)
+    """Method → the name of its parameter."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
     packs: bool = field(init=False)
@@ -63,6 +69,26 @@ class AttentionAction(Action):
         self.perturbations = tuple(methods[m.name].at(self.place) for m in self.perturbations)
         self.weight_maps = tuple(methods[m.name].at(self.place) for m in self.weight_maps)
         self._set_active()
+
+    def value_of(self, method: Any) -> Tensor | None:
+        """The parameter that a method learns here; None: it learns none."""
+        if not (isinstance(method, Learnable) and method.learns):
+            return None
+        value: Tensor = getattr(self.parameters, self.learnt[cast(Method, method).name])
+        return value
+
+    def perturbing(self) -> tuple[Perturbation, ...]:
+        """What acts in a call now, with what it has learnt."""
+        values = [(method, self.value_of(method)) for method in self.active]
+        return tuple(m if value is None else cast(Learnable, m).with_value(value) for m, value in values)
+
+    def add_terms(self) -> None:
+        """Enter what learnt rates add to the loss."""
+        for method in self.active:
+            value = self.value_of(method)
+            if value is not None and cast(Learnable, method).adds_to_loss:
+                term, name = cast(Learnable, method).value_term(value), cast(Method, method).name
+                self.control.enter(Entry(self.place.name, self.place.block, name, "entropy", term))
 
     def acts(self, training: bool) -> bool:
         on = self.control.on(training)
@@ -100,6 +126,8 @@ class AttentionAction(Action):
             )
         if calls.maps:
             self.check_mapped(module, calls.mapped)
+        if self.control.tracks(module.training):
+            self.add_terms()
         return out
 
     def check_mapped(self, module: nn.Module, mapped: list[Tensor]) -> None:

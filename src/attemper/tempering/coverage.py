@@ -45,6 +45,8 @@ class CoverageAction(Action):
     """The methods that mix tokens, which must not be hidden from each other."""
     done: bool = False
     passes: int = 0
+    watched: frozenset[str] = frozenset()
+    """The methods that did something when a pass was watched, or will be watched next."""
 
     def acts(self, training: bool) -> bool:
         if torch.compiler.is_compiling():
@@ -52,7 +54,10 @@ class CoverageAction(Action):
         return training and not self.done and self.control.when != "never"
 
     def resolve(self, methods: dict[str, Method]) -> None:
-        self.done = False  # what did nothing at its old rate may act now
+        acting = frozenset(name for name, method in methods.items() if not method.idle)
+        if not acting <= self.watched:  # what did nothing at its old rate acts now
+            self.done = False
+        self.watched |= acting
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         self.check_replaced(module)

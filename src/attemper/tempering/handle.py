@@ -12,18 +12,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, suggestion
-from attemper.methods.base import Method, Scheduled
-from attemper.methods.kinds import LossTerm
+from attemper.errors import NoSiteError, ParameterError
+from attemper.methods.kinds import Learnable, LossTerm
+from attemper.methods.rates import Scheduled
 from attemper.recipe import describe
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, When
+from attemper.tempering.rates import Rates
 from attemper.tempering.root import applied_by, total
 from attemper.tempering.saving import save
 from attemper.tempering.skips import OutsideAction
-from attemper.tempering.subclassing import Action, is_made, is_tempered, restore, state_of
+from attemper.tempering.subclassing import is_made, is_tempered, restore, state_of
 
 PREFIX = "attemper"
 """The one name under which methods add parameters to a model's state dict."""
@@ -58,12 +59,11 @@ class PenaltyRow:
     """What it adds to the loss, its strength included."""
 
 
-class Tempered:
+class Tempered(Rates):
     """The handle to a tempered model."""
 
     def __init__(self, model: nn.Module, control: Control) -> None:
-        self.model = model
-        self.control = control
+        super().__init__(model, control)
         self._last: tuple[Entry, ...] = ()
 
     @classmethod
@@ -75,22 +75,9 @@ class Tempered:
         raise NoSiteError(f"this {type(model).__name__} is not tempered; attemper.apply(model, recipe) does that")
 
     @property
-    def methods(self) -> tuple[Method, ...]:
-        """The methods of the recipe, as they were written."""
-        return self.control.methods
-
-    @property
     def left_alone(self) -> dict[str, str]:
         """Modules that look like attention and are not tempered, with the reason."""
         return self.control.left_alone
-
-    def _actions(self) -> list[tuple[str, nn.Module, Action]]:
-        """Every action once, with the outermost module that it stands round."""
-        found: dict[int, tuple[str, nn.Module, Action]] = {}
-        for name, module in self.model.named_modules():
-            for action in state_of(module).actions if is_tempered(module) else ():
-                found.setdefault(id(action), (name, module, action))
-        return list(found.values())
 
     # ----------------------------------------------------------------------------------------------------- the loss
     def loss(
@@ -205,37 +192,7 @@ class Tempered:
             raise ParameterError(f"batch_share must be above 0 and at most 1; got {share!r}")
         self.control.batch_share = share
 
-    # ----------------------------------------------------------------------------------------------- rates, on and off
-    def set_rate(self, rate: float, method: str | None = None) -> None:
-        """Set p of every stochastic method on the live model; schedules keep their shape.
-
-        rate: the new p. Zero switches dropping off and costs nothing, as for the last epochs of a training.
-        method: the name of the one method to set; None sets all.
-        """
-        names = [m.name for m in self.methods if isinstance(m, Scheduled)]
-        if not any(is_tempered(module) for module in self.model.modules()):
-            raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
-        if not names:
-            raise UnknownMethodError(
-                f"no method in '{describe(self.methods)}' has a rate; disabled() switches everything off for a while"
-            )
-        if method is not None and method not in names:
-            raise UnknownMethodError(
-                f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"
-            )
-        recipe = tuple(
-            m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
-        )
-        by_name = {m.name: m for m in recipe}
-        actions = self._actions()
-        for _, _, action in actions:  # resolve everywhere once, so that a refusal leaves every site as it was
-            if place := getattr(action, "place", None):
-                for m in recipe:
-                    m.at(place)
-        for _, _, action in actions:
-            action.resolve(by_name)
-        self.control.methods = recipe
-
+    # ---------------------------------------------------------------------------------------------------- on and off
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
         """Context manager: inside it the model computes what it did before, in training mode too."""
@@ -308,7 +265,10 @@ class Tempered:
             if isinstance(action, OutsideAction):  # what it stands on only runs the block
                 site, where = place.name, self.model.get_submodule(place.name)
             for method in here:
+                value = action.value_of(method) if isinstance(action, AttentionAction) else None
                 rate = method.p if isinstance(method, Scheduled) else None
+                if value is not None:
+                    rate = float(cast(Learnable, method).value_shown(value.detach()).mean())
                 row = Row(site, type(where).__name__, place.block, method.name, rate, str(method))
                 if row not in rows:
                     rows.append(row)

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import torch
 
-from attemper.errors import UnmetError
+from attemper.errors import ProgressError, UnmetError
 from attemper.methods.base import Method
-from attemper.methods.kinds import LossTerm, Penalty
+from attemper.methods.kinds import Learnable, LossTerm, Penalty
 from attemper.tempering.ledger import Chain, Entry, Ledger, Ledgers
 
 When = Literal["training", "always", "never"]
@@ -27,6 +27,14 @@ class Control:
     """With auto_penalty: the factor that the loop gives its loss, if somebody said it."""
     batch_share: float = 1.0
     """The part of the whole batch that this process sees."""
+    fraction: float | None = None
+    """How much of training has passed, from 0 to 1; None: nobody said so."""
+    epochs: float | None = None
+    """How long training is, where somebody said so."""
+    factors: dict[str, float] = field(default_factory=dict)
+    """Method → what its rate is multiplied with now, of those whose rates depend on time."""
+    untold: int = 0
+    """Training passes that ran before anybody said how far training is."""
     when: When = "training"
     trial: bool = False
     """Whether the model runs on an input that was made up, which need not reach every module."""
@@ -46,7 +54,27 @@ class Control:
 
     def __post_init__(self) -> None:
         self.compares = any(isinstance(method, LossTerm) and method.strength > 0 for method in self.methods)
-        self.adds = self.compares or any(isinstance(method, Penalty) for method in self.methods)
+        self.adds = self.compares or any(
+            isinstance(method, Penalty) or (isinstance(method, Learnable) and method.adds_to_loss)
+            for method in self.methods
+        )
+
+    @property
+    def awaits_progress(self) -> bool:
+        """Whether a rate depends on how far training is, and nobody has said so yet."""
+        return self.fraction is None and len(self.factors) > 0
+
+    def count_untold(self) -> None:
+        """Count a training pass before progress was told; the second one is too many."""
+        if self.trial or self.ledger.muted:
+            return
+        if self.untold > 0:
+            raise ProgressError(
+                f"the rate of {' and '.join(self.factors)} depends on how far training is (until, start, ramp), and "
+                "nobody has said so: call tempered.progress(step / steps) before every step, with epochs=… where times "
+                "are given in epochs. Passes that are not for training belong into tempered.disabled()."
+            )
+        self.untold += 1
 
     @property
     def ledger(self) -> Ledger:

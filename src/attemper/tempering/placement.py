@@ -11,6 +11,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import (
     BlockMap,
     BranchMap,
+    Learnable,
     LossTerm,
     PatchMap,
     Penalty,
@@ -154,6 +155,7 @@ class Placement(Requirements):
             added = tuple(m.at(place) for m in penalties if m.wants_attention(place))
             action = AttentionAction(self.control, place, self.impl, site.projections, inside, added, on_weights)
             action.one_of_several = self.is_one_of_several(site)
+            self.add_learnt(action, site)
             if site.block not in seen:
                 self.watch(action)
             seen.add(site.block)
@@ -165,6 +167,17 @@ class Placement(Requirements):
                     slot, plain = self.slots.get(dense), inner(dense)
                     refuse_unknown_weight(method.name, site.name, slot, plain)
                     self.actions.append((plain, WeightAction(self.control, place, method, slot)))
+
+    def add_learnt(self, action: AttentionAction, site: AttentionSite) -> None:
+        """Give an attention the parameters that its methods learn."""
+        action.parameters = self.parameters
+        for method in self.methods:
+            if isinstance(method, Learnable) and method.learns:
+                name = self.parameter_name(method, site.name, "rate")
+                value = method.first_value(action.place, site.heads)
+                device = next((weight.device for weight in self.model.parameters()), value.device)
+                self.parameters.register_parameter(name, nn.Parameter(value.to(device)))
+                action.learnt[method.name] = name
 
     def is_one_of_several(self, site: AttentionSite) -> bool:
         """Whether an attention stands in a list with others of its block: such as a module for each head."""

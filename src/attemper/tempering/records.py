@@ -12,9 +12,11 @@ from torch import nn
 
 import attemper
 from attemper.errors import AttemperError, ParameterError, UnreadableError, UnsavableError, first_line
-from attemper.methods.base import Method, Scheduled
+from attemper.methods.base import Method
+from attemper.methods.rates import Scheduled
 from attemper.recipe import as_methods, describe, render
 from attemper.sites.targets import Globs, read_targets
+from attemper.tempering.attention import AttentionAction
 from attemper.tempering.layers import Parameters, TokenAction
 from attemper.tempering.penalties import Control
 from attemper.tempering.placement import Placement
@@ -183,13 +185,18 @@ def added_parameters(model: nn.Module) -> list[Added]:
     homes = {id(module): name for name, module in model.named_modules() if isinstance(module, Parameters)}
     found: dict[str, Added] = {}
     for action in actions_of(model):
-        if isinstance(action, TokenAction) and action.parameters is not None:
-            home = homes.get(id(action.parameters))
-            if home is None:  # of a model that this one is a part of
-                continue
-            shape = tuple(getattr(action.parameters, action.parameter).shape)
-            name = f"{home}.{action.parameter}"
-            found[name] = Added(name, action.method.name, action.place.name, action.side, shape)
+        if not isinstance(action, TokenAction | AttentionAction) or action.parameters is None:
+            continue
+        home = homes.get(id(action.parameters))
+        if home is None:  # of a model that this one is a part of
+            continue
+        if isinstance(action, AttentionAction):
+            own = [(parameter, method, "rate") for method, parameter in action.learnt.items()]
+        else:
+            own = [(action.parameter, action.method.name, action.side)]
+        for parameter, method, side in own:
+            shape, name = tuple(getattr(action.parameters, parameter).shape), f"{home}.{parameter}"
+            found[name] = Added(name, method, action.place.name, side, shape)
     return list(found.values())
 
 

@@ -21,9 +21,14 @@ class RootAction(Action):
     control: Control
 
     def acts(self, training: bool) -> bool:
-        return training and (torch.compiler.is_compiling() or self.control.tracks(training))
+        control = self.control
+        return training and (torch.compiler.is_compiling() or control.tracks(training) or control.awaits_progress)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.control.awaits_progress and self.control.when != "never":
+            self.control.count_untold()
+            if not self.control.tracks(module.training) and not torch.compiler.is_compiling():
+                return forward(*args, **kwargs)
         if not torch.compiler.is_compiling():
             return run_pass(self.control, module, forward, args, kwargs)
         # Compiled activation checkpointing refuses a mode that is entered inside a checkpointed block, unless the

@@ -60,7 +60,7 @@ class WrittenAttention(ProjectionWatch):
 
     def __init__(self, action: AttentionAction, module: nn.Module) -> None:
         super().__init__(action, module)
-        self.methods = action.active if action.control.on(module.training) else ()
+        self.methods = action.perturbing() if action.control.on(module.training) else ()
         self.blurs = [m for m in self.methods if "keys" in m.stages]
         self.met = 0
         """How many attention calls were met."""
@@ -153,7 +153,8 @@ class WrittenAttention(ProjectionWatch):
         control = self.action.control
         if fitted != self.methods and not (torch.compiler.is_compiling() or control.told_fitted or control.trial):
             control.told_fitted = True
-            ours, here = next(pair for pair in zip(self.methods, fitted, strict=True) if pair[0] != pair[1])
+            pair = next(pair for pair in zip(self.methods, fitted, strict=True) if pair[0] != pair[1])
+            ours, here = (getattr(each, "method", each) for each in pair)  # what has learnt its rate holds the method
             name = next(name for name, value in vars(ours).items() if vars(here)[name] != value)
             warnings.warn(
                 f"{self.action.place.where} has {keys} key{'s' if keys > 1 else ''}, fewer than "

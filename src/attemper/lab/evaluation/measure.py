@@ -19,8 +19,8 @@ from attemper.lab.evaluation.metrics import Reading, Tally
 from attemper.lab.evaluation.suites import DEFAULT, Calibration, Robustness, Stochastic, Suite, parse_suites
 from attemper.lab.tasks.seed_streams import derive
 from attemper.lab.tasks.source import Source
-from attemper.methods.base import Scheduled
 from attemper.methods.kinds import BlockMap, BranchMap, WeightMap
+from attemper.methods.rates import Scheduled
 from attemper.ops.perturbation import Perturbation
 from attemper.tempering import Tempered
 from attemper.tempering.outputs import logits_of

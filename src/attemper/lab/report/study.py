@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attemper.lab.report import confusion, evaluation
+from attemper.lab.report import confusion, evaluation, rate_charts
 from attemper.lab.report import probe_curves as probes
 from attemper.lab.report import study_charts as figures
 from attemper.lab.report import study_tables as tables
@@ -34,7 +34,8 @@ def render(summary: Mapping[str, Any]) -> str:
         evaluation.robustness(ranked),
         figures.cost(ranked, metric),
         figures.published(ranked, metric),
-        figures.rates(ranked),
+        rate_charts.rates(ranked),
+        rate_charts.over_time(ranked),
         tables.configurations(ranked, metric),
         tables.reproduce(summary),
     ]

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attemper.lab.report.charts import Bar, Curve, Point, Row, bars, dots, legend, lines, scatter
+from attemper.lab.report.charts import Curve, Point, Row, dots, legend, lines, scatter
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
@@ -240,7 +240,7 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ published, and rates
+# ---------------------------------------------------------------------------------------------------------- published
 def published(ranked: Sequence[Entry], metric: str) -> Section | None:
     """Other people's figures beside ours."""
     known = [entry for entry in ranked if finite(entry.published.get("value")) is not None]
@@ -290,30 +290,4 @@ def published(ranked: Sequence[Entry], metric: str) -> Section | None:
         heading="Published figures",
         lead="Other people's results, from their own code and splits. They stand beside ours, never instead of them.",
         body=chart + table(columns, cells, caption="Ours and published", sortable=True, sorted_by=1),
-    )
-
-
-def rates(ranked: Sequence[Entry]) -> Section | None:
-    """At which rate each method acts, block by block."""
-    panels, plain = [], set()
-    for entry in ranked:
-        given = [rate for rate in entry.raw.get("rates") or () if finite(rate.get("block")) is not None]
-        for method in dict.fromkeys(str(rate.get("method")) for rate in given):
-            here = {int(rate["block"]): finite(rate.get("rate")) for rate in given if str(rate.get("method")) == method}
-            if all(value is None for value in here.values()):
-                plain.add(method)
-                continue
-            items = [
-                Bar(label=str(block), value=here[block], hint=f"block {block}: {number(here[block])}")
-                for block in sorted(here)
-            ]
-            title = entry.name if entry.name.split("(")[0] == method else f"{entry.name}: {method}"
-            panels.append(bars(items, title=title, x="block", y=Axis(label="rate"), series=entry.series))
-    if not panels and not plain:
-        return None
-    rest = f'<p class="lead">Methods that have no rate: {escape(", ".join(sorted(plain)))}.</p>' if plain else ""
-    return Section(
-        heading="Rates by block",
-        lead="The probability of dropping, as it was in the model; block 0 is nearest to the input." if panels else "",
-        body=f'<div class="small">{"".join(panels)}</div>{rest}',
     )

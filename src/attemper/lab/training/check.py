@@ -22,6 +22,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
     with preserved_random_state():
         learner = Learner(dataclasses.replace(spec, budget=plain), task, torch.device("cpu"))
         learner.model.train()
+        learner.tempered.progress(0.0, spec.budget.epochs)
         inputs, targets = task.shape.example(2)
         try:
             learner.learn(inputs, targets)

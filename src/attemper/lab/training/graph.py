@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
+from attemper.methods.rates import Timed
 
 Step = Callable[[Tensor, Tensor], None]
 """Inputs and targets of a batch → one step of training."""
@@ -18,9 +19,13 @@ WARM_UP = 3
 
 
 def can_capture(learner: Learner, data: RunData) -> bool:
-    """Whether a graph can serve: on one GPU, every batch of the same shape, every batch a step of the optimiser."""
+    """Whether a graph can serve: on one GPU, every batch of the same shape, every batch a step of the optimiser.
+
+    Rates are numbers in a graph; one that changes with every step would need as many graphs.
+    """
     on_one_gpu = learner.device.type == "cuda" and learner.ranks.alone
-    return on_one_gpu and data.train.in_memory and data.accumulate == 1
+    ramps = any(isinstance(method, Timed) and method.ramp is not None for method in learner.tempered.methods)
+    return on_one_gpu and data.train.in_memory and data.accumulate == 1 and not ramps
 
 
 def fastest(learner: Learner, data: RunData, warn: Callable[[str], None] = lambda text: None) -> Step:
@@ -38,9 +43,12 @@ class GraphedStep:
         self.learner = learner
         self.warn = warn
         self.step: Step | None = None
+        self.factors: dict[str, float] = {}
+        """Of the rates that depend on time, as they were when the step was captured."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> None:
-        if self.step is None:
+        if self.step is None or self.factors != self.learner.tempered.control.factors:
+            self.factors = self.learner.tempered.control.factors
             self.inputs, self.targets = inputs.clone(), targets.clone()
             self.warm_up()
             try:

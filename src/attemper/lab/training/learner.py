@@ -15,6 +15,7 @@ from attemper.lab.training.distillation import answer, distillation_loss, prepar
 from attemper.lab.training.meter import Meter
 from attemper.lab.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
 from attemper.lab.training.ranks import ALONE, Ranks
+from attemper.lab.training.rates import methods_of
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import open_teacher
 from attemper.tempering.outputs import counted_in, logits_of
@@ -45,7 +46,7 @@ class Learner:
         self.share = share
         with drawing_from(derive(spec.seed, "weights")):
             self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
-            self.tempered = attemper.apply(self.model, spec.recipe)
+            self.tempered = attemper.apply(self.model, methods_of(spec.recipe, spec.budget))
         self.tempered.batch_share = share
         self.model.to(device)
         if ranks.sharded:

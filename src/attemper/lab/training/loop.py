@@ -23,6 +23,7 @@ from attemper.lab.training.meter import Reading
 from attemper.lab.training.outcome import result_of
 from attemper.lab.training.randomness import preserved_random_state, random_state, seed_everything, set_random_state
 from attemper.lab.training.ranks import ALONE, Ranks, current
+from attemper.lab.training.rates import moves, rates_now
 from attemper.lab.training.run_folder import Owner, take_folder
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
@@ -193,6 +194,7 @@ class Run:
             self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
             self.learner.set_lr(self.rate(epoch, batch))
+            self.learner.tempered.progress(self.steps_before(epoch, batch) / self.steps, self.budget.epochs)
             learn(inputs, targets)
             if self.recorder is not None and batch % self.data.accumulate == 0:
                 self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
@@ -232,8 +234,16 @@ class Run:
             self.state.probes += recorder.after(step)
 
     def rate(self, epoch: int, batch: int) -> float:
-        step = (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
-        return learning_rate(self.budget, step, self.data.steps_per_epoch)
+        return learning_rate(self.budget, self.steps_before(epoch, batch), self.data.steps_per_epoch)
+
+    def steps_before(self, epoch: int, batch: int) -> int:
+        """Steps of the optimiser before the one that a batch belongs to."""
+        return (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return self.budget.epochs * self.data.steps_per_epoch
 
     def record(self, epoch: int, reading: Reading, validation: Metrics) -> None:
         """Write an epoch down, and keep its weights if they are the best so far."""
@@ -250,6 +260,7 @@ class Run:
                 "train_accuracy": reading.accuracy,
                 "penalty": reading.penalty,
                 "validation": validation,
+                **({"rates": rates_now(self.learner.tempered)} if moves(self.learner.tempered) else {}),
             }
         )
         primary = [entry["validation"][self.task.primary] for entry in state.curve]

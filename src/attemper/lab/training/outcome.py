@@ -11,6 +11,7 @@ import attemper
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.parallel import whole
+from attemper.lab.training.rates import highest, rates_now
 from attemper.lab.training.spec import FORMAT
 from attemper.lab.training.validation import detail
 from attemper.lab.training.weights import save_weights
@@ -45,7 +46,7 @@ def result_of(run: Run) -> dict[str, Any]:
         **({} if details is None else {"test_details": details}),
         "curve": state.curve,
         "probes": state.probes,
-        "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
+        "rates": highest(rates_now(learner.tempered), state.curve),
         "parameters": sum(p.numel() for p in learner.model.parameters()),
         "timing": timing(run),
         "made_under": state.made_under,

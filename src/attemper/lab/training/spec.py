@@ -27,6 +27,7 @@ LATER = (
     "distillation",
     "distillation_alpha",
     "temperature",
+    "last_epochs_without",
 )
 """Fields of a budget that were not there from the beginning."""
 
@@ -83,6 +84,8 @@ class Budget:
     """Share of the teacher in the loss; the labels have the rest."""
     temperature: float = 3.0
     """What soft distillation divides logits by."""
+    last_epochs_without: int = 0
+    """Epochs at the end in which every rate is 0, so that a model trains as it will be tested."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -106,6 +109,7 @@ class Budget:
         self._check("distillation", self.distillation in ("hard", "soft"), "'hard' or 'soft'")
         self._check("distillation_alpha", 0 <= self.distillation_alpha <= 1, "from 0 to 1")
         self._check("temperature", self.temperature > 0, "above 0")
+        self._check("last_epochs_without", 0 <= self.last_epochs_without < self.epochs, "from 0 to below the epochs")
         if self.batch_size % self.repeats:
             raise ParameterError(
                 f"batch_size is {self.batch_size}, and every image is in a batch {self.repeats} times (repeats); it "

@@ -1,0 +1,122 @@
+"""Rates of a live model: set by hand, and following the course of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, suggestion
+from attemper.methods.base import Method
+from attemper.methods.rates import Scheduled, Timed
+from attemper.recipe import describe
+from attemper.tempering.penalties import Control
+from attemper.tempering.subclassing import Action, is_tempered, state_of
+
+
+class Rates:
+    """What the handle knows of rates."""
+
+    def __init__(self, model: nn.Module, control: Control) -> None:
+        self.model = model
+        self.control = control
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods of the recipe, as they were written."""
+        return self.control.methods
+
+    def _actions(self) -> list[tuple[str, nn.Module, Action]]:
+        """Every action once, with the outermost module that it stands round."""
+        found: dict[int, tuple[str, nn.Module, Action]] = {}
+        for name, module in self.model.named_modules():
+            for action in state_of(module).actions if is_tempered(module) else ():
+                found.setdefault(id(action), (name, module, action))
+        return list(found.values())
+
+    def set_rate(self, rate: float, method: str | None = None) -> None:
+        """Set p of every stochastic method on the live model; schedules keep their shape.
+
+        rate: the new p. Zero switches dropping off and costs nothing, as for the last epochs of a training.
+        method: the name of the one method to set; None sets all.
+        """
+        names = [m.name for m in self.methods if isinstance(m, Scheduled)]
+        self._check_tempered()
+        if not names:
+            raise UnknownMethodError(
+                f"no method in '{describe(self.methods)}' has a rate; disabled() switches everything off for a while"
+            )
+        if method is not None and method not in names:
+            raise UnknownMethodError(
+                f"no method '{method}' with a rate in '{describe(self.methods)}'.{suggestion(method, names)}"
+            )
+        recipe = tuple(
+            m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
+        )
+        self._resolve(at_moment(recipe, self.control))
+        self.control.methods = recipe
+
+    def progress(self, fraction: float, epochs: float | None = None) -> None:
+        """Say how far training is, for rates that depend on it (`until`, `start`, `ramp`); call it before every step.
+
+        A recipe without such a rate needs no telling, and the call costs nothing then. Nor does it while no rate
+        changes.
+
+        fraction: how much of training has passed, from 0 to 1: `step / steps`.
+        epochs: how long training is, for times that are given in epochs.
+
+        >>> import attemper
+        >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        >>> tempered = attemper.apply(layer, "dropkey(0.1, until=0.5)")
+        >>> tempered.progress(0.6)
+        >>> tempered.summary()[0].rate
+        0.0
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ParameterError(
+                f"progress takes the share of training that has passed, a number from 0 to 1; got {fraction!r}"
+            )
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int | float) or not epochs > 0):
+            raise ParameterError(f"epochs must be how long training is, a number above 0; got {epochs!r}")
+        if not any(isinstance(m, Timed) and m.is_timed for m in self.methods):
+            return
+        control = self.control
+        length = control.epochs if epochs is None else epochs
+        factors = factors_of(self.methods, fraction, length)
+        control.fraction, control.epochs = float(fraction), length
+        if factors != control.factors:
+            self._check_tempered()
+            self._resolve(at_moment(self.methods, control))
+            control.factors = factors
+
+    def begin(self) -> None:
+        """Set the rates that depend on time to what they are at the beginning of training."""
+        control = self.control
+        control.factors = factors_of(self.methods, control.fraction, control.epochs)
+        if control.factors:
+            self._resolve(at_moment(self.methods, control))
+
+    def _resolve(self, recipe: Iterable[Method]) -> None:
+        """Let every action take over the rates of a recipe; a refusal leaves every site as it was."""
+        by_name = {m.name: m for m in recipe}
+        actions = self._actions()
+        for _, _, action in actions:
+            if place := getattr(action, "place", None):
+                for m in by_name.values():
+                    m.at(place)
+        for _, _, action in actions:
+            action.resolve(by_name)
+
+    def _check_tempered(self) -> None:
+        if not any(is_tempered(module) for module in self.model.modules()):
+            raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
+
+
+def factors_of(methods: Iterable[Method], fraction: float | None, epochs: float | None) -> dict[str, float]:
+    """What every rate that depends on time is multiplied with at a moment of training."""
+    return {m.name: m.factor(fraction, epochs) for m in methods if isinstance(m, Timed) and m.is_timed}
+
+
+def at_moment(methods: Iterable[Method], control: Control) -> tuple[Method, ...]:
+    """The methods as they act now."""
+    return tuple(m.during(control.fraction, control.epochs) if isinstance(m, Timed) else m for m in methods)
