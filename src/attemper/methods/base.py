@@ -151,6 +151,11 @@ class Scheduled(Method):
             return not any(self.schedule)
         return self.p == 0 and isinstance(self.schedule, str)
 
+    @property
+    def per_block(self) -> tuple[str, ...]:
+        """The parameters that still have a value for every block (see `Perturbation`)."""
+        return () if self.schedule == "constant" else ("schedule",)
+
     def rates(self, blocks: int) -> list[float]:
         """The rate of every block.
 
@@ -219,6 +224,24 @@ SHAPES: dict[str, Callable[[int, int], int]] = {
     "decreasing": lambda l, blocks: blocks - l,
     "increasing": lambda l, blocks: l + 1,
 }
+
+
+def value_at(method: Method, parameter: str, place: Place) -> Any:
+    """A parameter of a method in one block, from one value for all blocks or a list of one per block.
+
+    >>> from attemper.methods import HardMask
+    >>> value_at(HardMask(k=[5, 0.1]), "k", Place(1, 2))
+    0.1
+    """
+    value = getattr(method, parameter)
+    if not isinstance(value, tuple):
+        return value
+    if len(value) != place.blocks:
+        raise ParameterError(
+            f"{parameter} of {method.name} must have one value per block: the model has {place.blocks} blocks, "
+            f"the list has {len(value)} values"
+        )
+    return value[place.block]
 
 
 def check_rate(name: str, value: float) -> float:

@@ -14,7 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Method, Paper, Place, check_choice, check_grid, check_number, check_odd, check_prefix
+from attemper.methods.base import (
+    Method,
+    Paper,
+    Place,
+    check_choice,
+    check_grid,
+    check_odd,
+    check_prefix,
+    check_strength,
+    value_at,
+)
 from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
@@ -70,7 +80,7 @@ def _shift_and_add(x: Tensor, taps: Tensor, axis: int) -> Tensor:
 class Blur(Method, Perturbation):
     """Blur the content logits scale·QKᵀ along the keys, with a width drawn anew for every call.
 
-    sigma: the largest width; σ is drawn from U(0, sigma).
+    sigma: the largest width; σ is drawn from U(0, sigma). A number, or a list of one per block.
     w: how many keys the Gaussian covers, odd.
     grid: "raster" blurs along the sequence, as the paper; "2d" along both axes of the image grid, which the raster gets
         wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
@@ -87,14 +97,14 @@ class Blur(Method, Perturbation):
     stochastic: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = ("keys",)
 
-    sigma: float = 1.0
+    sigma: float | tuple[float, ...] = 1.0
     w: int = 5
     grid: Literal["raster", "2d"] = "raster"
     size: tuple[int, int] | None = None
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", check_number("sigma", self.sigma))
+        object.__setattr__(self, "sigma", check_strength("sigma", self.sigma))
         check_odd("w", self.w)
         check_choice("grid", self.grid, ("raster", "2d"))
         if self.grid == "raster" and (self.size is not None or self.prefix is not None):
@@ -106,21 +116,27 @@ class Blur(Method, Perturbation):
 
     @property
     def idle(self) -> bool:
-        return self.sigma == 0 or self.w == 1
+        widest = max(self.sigma, default=1.0) if isinstance(self.sigma, tuple) else self.sigma
+        return widest == 0 or self.w == 1
+
+    @property
+    def per_block(self) -> tuple[str, ...]:
+        return ("sigma",) if isinstance(self.sigma, tuple) else ()
 
     @property
     def tells_heads(self) -> bool:
         return False
 
     def at(self, place: Place) -> Blur:
+        here = dataclasses.replace(self, sigma=value_at(self, "sigma", place))
         if self.grid == "raster" or self.size is not None:
-            return self
+            return here
         if place.grid is None:
             raise ParameterError(
                 f"grid=2d needs the keys to lie on an image grid, and none is known for {place.where}; "
                 "give it as size=[rows, columns] and prefix=n, or use grid=raster"
             )
-        return dataclasses.replace(self, size=place.grid, prefix=place.prefix)
+        return dataclasses.replace(here, size=place.grid, prefix=place.prefix if self.prefix is None else self.prefix)
 
     def _check_order(self, causal: bool) -> None:
         if causal and self.grid == "2d":
@@ -136,9 +152,15 @@ class Blur(Method, Perturbation):
             )
         return prefix, *self.size
 
+    @property
+    def _width(self) -> float:
+        if isinstance(self.sigma, tuple):
+            raise ParameterError(f"{self} has a sigma per block; at(place) gives that of one of them")
+        return self.sigma
+
     def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
         self._check_order(causal)
-        return gaussian(stream.uniform() * self.sigma, self.w, causal).to(x.dtype)
+        return gaussian(stream.uniform() * self._width, self.w, causal).to(x.dtype)
 
     def _blur(self, x: Tensor, real: Tensor | None, taps: Tensor) -> Tensor:
         if self.grid == "raster":
@@ -152,7 +174,7 @@ class Blur(Method, Perturbation):
             self._check_order(causal)
             grid = () if self.grid == "raster" else self._image(k.shape[-2])
             row = None if real is None else real.squeeze(-2)
-            return fused.keys.blur_keys(k, stream.seed, stream.lane, self.sigma, self.w, causal, row, grid)
+            return fused.keys.blur_keys(k, stream.seed, stream.lane, self._width, self.w, causal, row, grid)
         wide = k.to(torch.promote_types(k.dtype, torch.float32))
         column = None if real is None else real.transpose(-2, -1)
         return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)
