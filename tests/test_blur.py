@@ -329,6 +329,65 @@ def test_evaluation_is_untouched_bit_for_bit():
     assert torch.equal(call(model, family.inputs()), before)
 
 
+# ------------------------------------------------------------------------------------------------------ a σ per block
+def encoder(blocks=3):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False).train()
+
+
+@pytest.mark.parametrize("recipe", ["blur([1.5, 0.0, 0.5])", "dropkey(0.1) + blur([1.5, 0.0, 0.5], w=3)"])
+def test_each_block_takes_its_sigma(recipe):
+    tempered = attemper.apply(encoder(), recipe)
+    sigmas = [row.recipe.removeprefix("blur(")[:3] for row in tempered.summary() if row.method == "blur"]
+    assert sigmas == ["1.5", "0.0", "0.5"]
+    assert attemper.render(tempered.methods) == recipe
+    tempered.model(torch.randn(2, 9, 8)).sum().backward()
+    if "dropkey" in recipe:
+        tempered.set_rate(0.3)
+        assert attemper.render(tempered.methods) == recipe.replace("dropkey(0.1)", "dropkey(0.3)")
+
+
+def test_a_list_of_sigma_acts_as_each_of_its_numbers_and_0_as_nothing():
+    x = randn(2, 9, 8)
+    model = encoder().double()
+    plain = [layer.self_attn(x, x, x, need_weights=False)[0] for layer in model.layers]
+    attemper.apply(model, "blur([1.0, 0.0, 2.0])")
+    for sigma, layer, before in zip((1.0, 0.0, 2.0), model.layers, plain, strict=True):
+        q, k, v = torch.nn.functional.linear(x, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias).chunk(
+            3, -1
+        )
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k, v))
+        convolved = kernel([True] * 9, sigma=SIGMA * sigma) if sigma else torch.eye(9, dtype=x.dtype)
+        out = by_hand(q, k, v, convolved).transpose(1, 2).flatten(2)
+        given = layer.self_attn(x, x, x, need_weights=False)[0]
+        assert_same(given, layer.self_attn.out_proj(out))
+        assert torch.equal(given, before) is (sigma == 0)
+
+
+def test_a_list_of_another_length_names_how_many_blocks_there_are():
+    with pytest.raises(ParameterError, match=r"sigma of blur must have one value per block: the model has 3 blocks"):
+        attemper.apply(encoder(), "blur([1.0, 2.0])")
+    with pytest.raises(ParameterError, match="the list has 0 values"):
+        attemper.apply(encoder(), "blur([])")
+
+
+def test_one_call_has_no_block_to_take_sigma_of():
+    q, k, v = inputs(9)
+    with pytest.raises(ParameterError, match="has a sigma per block, and one call has no block"):
+        attention(q, k, v, methods=Blur([1.0, 2.0]), seed=0)
+
+
+def test_a_list_of_zeros_is_idle_and_another_is_not():
+    assert Blur([0, 0.0]).idle
+    assert Blur([1.0, 2.0], w=1).idle
+    assert not Blur([0, 0.1]).idle
+
+
+def test_the_prefix_that_was_given_stands_where_the_grid_comes_from_the_model():
+    here = Blur(grid="2d", prefix=2).at(Place(0, 1, grid=(2, 3), prefix=1))
+    assert (here.size, here.prefix) == ((2, 3), 2)
+
+
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -339,6 +398,8 @@ def test_evaluation_is_untouched_bit_for_bit():
         ({"sigma": -1}, "sigma must be a number of at least 0, got -1"),
         ({"sigma": math.nan}, "sigma must be a number of at least 0, got nan"),
         ({"sigma": math.inf}, "sigma must be a number of at least 0, got inf"),
+        ({"sigma": [1.0, -1]}, r"sigma\[1\] must be a number of at least 0, got -1"),
+        ({"sigma": [1.0, True]}, r"sigma\[1\] must be a number of at least 0, got True"),
         ({"grid": "3d"}, "grid must be one of raster, 2d; got '3d'"),
         ({"size": (2, 2)}, "size and prefix belong to grid=2d"),
     ],

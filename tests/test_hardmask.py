@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import attemper
 from attemper import attention, keep_mask
-from attemper.errors import FittedWarning, ParameterError
+from attemper.errors import FittedWarning, ParameterError, UnmetError
 from attemper.methods import DropKey, HardMask
 from attemper.methods.dropkey import dropkey
 from attemper.methods.hardmask import largest
+from attemper.ops.perturbation import LargestDrop
 from attemper.ops.stream import Stream
 from families import FAMILIES, build, call
 
@@ -220,6 +221,102 @@ def test_a_model_without_any_attention_of_so_many_keys_takes_them_all():
     assert torch.equal(*outputs)
 
 
+# Shared by heads.
+
+
+@pytest.mark.parametrize("fill", ["zero", "neg_inf"])
+def test_shared_heads_apply_one_draw_each_to_its_own_largest_logits(fill):
+    q, k, v = inputs()
+    logits = q @ k.mT / 2
+    keep = keep_mask(SEED, (SHAPE[0], 1, *SHAPE[2:]), 0.4)
+    hit = top_k(logits, 3) & ~keep
+    assert not torch.equal(hit[:, 0], hit[:, 1])
+    by_hand = logits.masked_fill(hit, 0.0 if fill == "zero" else -math.inf)
+    by_hand = torch.where(hit.all(-1, keepdim=True), logits, by_hand)
+    out = attention(q, k, v, methods=HardMask(0.4, k=3, fill=fill, share="heads"), seed=SEED)
+    torch.testing.assert_close(out, by_hand.softmax(-1) @ v, atol=1e-12, rtol=0)
+
+
+def test_over_all_keys_shared_heads_drop_the_same_and_other_heads_do_not():
+    logits = randn(*SHAPE)
+    for share, same in (("heads", True), ("none", False)):
+        given, _ = HardMask(0.5, k=12, share=share).perturb_logits(logits, None, stream())
+        dropped = given == 0
+        assert torch.equal(dropped[:, 0], dropped[:, 1]) is same
+        assert not torch.equal(dropped[0], dropped[1])  # samples share nothing
+
+
+def test_shared_heads_need_heads_that_can_be_told_from_samples():
+    assert HardMask(share="heads").tells_heads
+    assert not HardMask().tells_heads
+    assert HardMask(0.2, share="heads").largest_drop(12) == LargestDrop(0.2, 5, "zero", shared=True)
+    assert HardMask(0.2).largest_drop(12) == LargestDrop(0.2, 5, "zero")
+
+
+class OneOfSeveral(nn.Module):
+    """One head of attention by hand, whose samples have no axis for heads beside them."""
+
+    def forward(self, x):
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+def test_a_model_whose_heads_are_not_known_refuses_to_share_them():
+    model = nn.Sequential(OneOfSeveral()).train()
+    tempered = attemper.apply(model, "hardmask(0.5, k=2, share=heads)", targets="0")
+    with pytest.raises(UnmetError, match="hardmask must tell them apart"):
+        model(torch.randn(2, 5, 4))
+    tempered.remove()
+    attemper.apply(model, "hardmask(0.5, k=2)", targets="0")
+    model(torch.randn(2, 5, 4))
+
+
+# A k per block.
+
+
+def encoder(blocks=3):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False).train()
+
+
+def test_each_block_takes_its_k_and_a_new_rate_leaves_them():
+    recipe = "hardmask(0.2, schedule=[0.2, 0.1, 0.05], k=[4, 0.5, 2])"
+    tempered = attemper.apply(encoder(), recipe)
+    wanted = ["hardmask(0.2, k=4)", "hardmask(0.1, k=0.5)", "hardmask(0.05, k=2)"]
+    assert [row.recipe for row in tempered.summary()] == wanted
+    assert attemper.render(tempered.methods) == recipe
+    assert attemper.parse(recipe) == [HardMask(0.2, (0.2, 0.1, 0.05), k=[4, 0.5, 2])]
+    tempered.set_rate(0.3)
+    assert [row.recipe.partition("k=")[2] for row in tempered.summary()] == ["4)", "0.5)", "2)"]
+    tempered.model(torch.randn(2, 9, 8)).sum().backward()
+
+
+def test_a_list_of_k_acts_as_each_of_its_numbers(monkeypatch):
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(SEED, dtype=torch.int64))
+    x = torch.randn(2, 3, 9, 4)
+    models = [nn.ModuleList([nn.Sequential(Plain()), nn.Sequential(Plain())]) for _ in range(2)]
+    attemper.apply(models[0], "hardmask(0.5, k=[1, 6], fill=neg_inf)")
+    for part, k in zip(models[1], (1, 6), strict=True):
+        attemper.apply(part, f"hardmask(0.5, k={k}, fill=neg_inf)")
+    for ours, alone in zip(*models, strict=True):
+        assert torch.equal(ours.train()(x), alone.train()(x))
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_a_list_of_another_length_names_how_many_blocks_there_are():
+    with pytest.raises(ParameterError, match=r"k of hardmask must have one value per block: the model has 3 blocks, "):
+        attemper.apply(encoder(), "hardmask(0.2, k=[4, 2])")
+
+
+def test_one_call_has_no_block_to_take_k_of():
+    q, k, v = inputs()
+    with pytest.raises(ParameterError, match="has a k per block, and one call has no block; give the k itself"):
+        attention(q, k, v, methods=HardMask(0.2, k=[4, 2]), seed=SEED)
+
+
 @pytest.mark.parametrize("name", ["timm-vit", "timm-swin", "hf-bert", "nn-encoder"])
 def test_it_acts_on_models_in_training_and_not_in_evaluation(name):
     family = FAMILY[name]
@@ -237,6 +334,10 @@ def test_it_acts_on_models_in_training_and_not_in_evaluation(name):
         ({"k": 1.5}, "k must be an integer.*got 1.5"),
         ({"k": True}, "k must be an integer.*got True"),
         ({"k": math.nan}, "k must be an integer.*got nan"),
+        ({"k": [5, 0]}, "k\\[1\\] must be an integer.*got 0"),
+        ({"k": [5, [3]]}, "k\\[1\\] must be an integer.*got \\[3\\]"),
+        ({"k": "all"}, "k must be an integer.*got 'all'"),
+        ({"share": "queries"}, "share must be one of none, heads; got 'queries'"),
         ({"fill": "one"}, "fill must be one of zero, neg_inf; got 'one'"),
         ({"p": 1.0}, "p must be a number in \\[0, 1\\), got 1.0"),
     ],

@@ -156,3 +156,20 @@ def test_compiles_in_one_graph_with_the_same_masks() -> None:
     expected = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
     given = torch.autograd.grad(compiled(q, k, v).square().sum(), (q, k, v))
     torch.testing.assert_close(given, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("whole", [256, 16])
+def test_heads_that_share_a_draw(whole: int, fill: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "WHOLE_KEYS", whole)
+    method = HardMask(0.5, k=5, fill=fill, share="heads")
+    check(make(2, 2, 20, 33, 16), [method], 1e-5)
+    check(make(2, 2, 9, 9, 16), [DropKey(0.4), method], 1e-5, is_causal=True)
+
+
+def test_the_draw_that_heads_share_is_the_references_bit_for_bit() -> None:
+    q, k, _ = (t.detach() for t in make(2, 3, 20, 64, 16))
+    for count in (5, 40):
+        logits = q @ k.mT / 4
+        hit = largest(logits, count) & ~attemper.keep_mask(3, (2, 1, 20, 64), 0.5)
+        assert torch.equal(dropped(q, k, HardMask(0.5, k=count, fill="neg_inf", share="heads")), hit)

@@ -119,6 +119,24 @@ def render_value(value: Any, strict: bool = False) -> str:
     return f"<{getattr(value, '__name__', None) or value}>"
 
 
+def value_at(method: Method, parameter: str, place: Place) -> Any:
+    """A parameter of a method in one block, from one value for all blocks or a list of one per block.
+
+    >>> from attemper.methods import HardMask
+    >>> value_at(HardMask(k=[5, 0.1]), "k", Place(1, 2))
+    0.1
+    """
+    value = getattr(method, parameter)
+    if not isinstance(value, tuple):
+        return value
+    if len(value) != place.blocks:
+        raise ParameterError(
+            f"{parameter} of {method.name} must have one value per block: the model has {place.blocks} blocks, "
+            f"the list has {len(value)} values"
+        )
+    return value[place.block]
+
+
 def check_rate(name: str, value: float) -> float:
     """`value` as a float in [0, 1), or an error that names the parameter."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:

@@ -6,21 +6,38 @@ fused kernel serves the rest.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Method, Paper, Place, check_choice, check_grid, check_number, check_odd, check_prefix
+from attemper.methods.base import (
+    Paper,
+    Place,
+    check_choice,
+    check_grid,
+    check_number,
+    check_odd,
+    check_prefix,
+    check_strength,
+    value_at,
+)
+from attemper.methods.kinds import Learnable
+from attemper.methods.learning import ENTROPY, bounded, unbounded
+from attemper.methods.rates import Timed
 from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
 
 FAINT = 1e-30
 """A padded key whose real neighbours weigh less than this altogether has none. It would divide by nearly nothing."""
+
+START = 1.0
+"""Where a learnt width begins."""
 
 FUSED_TAPS = 9
 """Wider blurs are torch's: the kernel writes every tap out, on an image the square of them."""
@@ -67,15 +84,18 @@ def _shift_and_add(x: Tensor, taps: Tensor, axis: int) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blur(Method, Perturbation):
+class Blur(Timed, Perturbation, Learnable):
     """Blur the content logits scale·QKᵀ along the keys, with a width drawn anew for every call.
 
-    sigma: the largest width; σ is drawn from U(0, sigma).
+    sigma: the largest width; σ is drawn from U(0, sigma). A number, or a list of one per block. "learn" learns it with
+        the weights, from 1 on and below w/2, a gradient reaching it through the drawn width.
     w: how many keys the Gaussian covers, odd.
     grid: "raster" blurs along the sequence, as the paper; "2d" along both axes of the image grid, which the raster gets
         wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
     size, prefix: for grid="2d", (rows, columns) of the patches among the keys, and how many keys stand before them. In
         a tempered model they come from the model.
+    entropy: with sigma=learn, the strength of the term −entropy · log sigma that keeps it from zero, in the loss.
+    until, start, ramp: when it acts in the course of training, by multiplying sigma (see `Timed`).
 
     An additive mask or position bias is added after the blur, unblurred. Padding (a boolean mask) is left out of the
     mean; under causal attention a key is blurred with earlier keys only.
@@ -87,15 +107,25 @@ class Blur(Method, Perturbation):
     stochastic: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = ("keys",)
 
-    sigma: float = 1.0
+    sigma: float | tuple[float, ...] | Literal["learn"] = 1.0
     w: int = 5
     grid: Literal["raster", "2d"] = "raster"
     size: tuple[int, int] | None = None
     prefix: int | None = None
+    entropy: float = dataclasses.field(default=ENTROPY, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sigma", check_number("sigma", self.sigma))
         check_odd("w", self.w)
+        self.check_times()
+        object.__setattr__(self, "entropy", check_number("entropy", self.entropy))
+        if not self.learns:
+            object.__setattr__(self, "sigma", check_strength("sigma", self.sigma))
+            if self.entropy != ENTROPY:
+                raise ParameterError("entropy belongs to sigma=learn, and sigma is a number")
+        elif self.ramp is not None:
+            raise ParameterError("ramp multiplies a width, and a learnt one (sigma=learn) takes its own way")
+        elif self.w < 3:
+            raise ParameterError("sigma=learn needs w=3 at least: a blur of one key does nothing")
         check_choice("grid", self.grid, ("raster", "2d"))
         if self.grid == "raster" and (self.size is not None or self.prefix is not None):
             raise ParameterError("size and prefix belong to grid=2d, and grid is raster")
@@ -106,21 +136,64 @@ class Blur(Method, Perturbation):
 
     @property
     def idle(self) -> bool:
-        return self.sigma == 0 or self.w == 1
+        if self.learns:
+            return False
+        widest = max(self.sigma, default=1.0) if isinstance(self.sigma, tuple) else self.sigma
+        return widest == 0 or self.w == 1
+
+    def times(self, factor: float) -> Self:
+        if self.learns:
+            return self if factor == 1 else dataclasses.replace(self, sigma=0.0, entropy=ENTROPY)
+        if isinstance(self.sigma, tuple):
+            return dataclasses.replace(self, sigma=tuple(sigma * factor for sigma in self.sigma))
+        return dataclasses.replace(self, sigma=cast(float, self.sigma) * factor)
+
+    @property
+    def level(self) -> float | None:
+        return self.sigma if isinstance(self.sigma, float) else None
+
+    # -------------------------------------------------------------------------------------------------- a learnt width
+    @property
+    def learns(self) -> bool:
+        return self.sigma == "learn"
+
+    @property
+    def adds_to_loss(self) -> bool:
+        return self.learns and self.entropy > 0
+
+    def first_value(self, place: Place, heads: int | None) -> Tensor:
+        return torch.tensor(unbounded(START, self.w / 2))
+
+    def value_shown(self, value: Tensor) -> Tensor:
+        return bounded(value, self.w / 2)
+
+    def with_value(self, value: Tensor) -> Blur:
+        here = copy.copy(self)
+        object.__setattr__(here, "sigma", bounded(value, self.w / 2))  # a tensor, which no recipe could say
+        return here
+
+    def value_term(self, value: Tensor) -> Tensor:
+        """−entropy · log sigma: up to a constant, that of the entropy of the uniform draw from 0 to sigma."""
+        return -self.entropy * bounded(value, self.w / 2).log()
+
+    @property
+    def per_block(self) -> tuple[str, ...]:
+        return ("sigma",) if isinstance(self.sigma, tuple) else ()
 
     @property
     def tells_heads(self) -> bool:
         return False
 
     def at(self, place: Place) -> Blur:
+        here = dataclasses.replace(self, sigma=value_at(self, "sigma", place))
         if self.grid == "raster" or self.size is not None:
-            return self
+            return here
         if place.grid is None:
             raise ParameterError(
                 f"grid=2d needs the keys to lie on an image grid, and none is known for {place.where}; "
                 "give it as size=[rows, columns] and prefix=n, or use grid=raster"
             )
-        return dataclasses.replace(self, size=place.grid, prefix=place.prefix)
+        return dataclasses.replace(here, size=place.grid, prefix=place.prefix if self.prefix is None else self.prefix)
 
     def _check_order(self, causal: bool) -> None:
         if causal and self.grid == "2d":
@@ -136,9 +209,15 @@ class Blur(Method, Perturbation):
             )
         return prefix, *self.size
 
+    @property
+    def _width(self) -> float:
+        if isinstance(self.sigma, tuple):
+            raise ParameterError(f"{self} has a sigma per block; at(place) gives that of one of them")
+        return cast(float, self.sigma)
+
     def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
         self._check_order(causal)
-        return gaussian(stream.uniform() * self.sigma, self.w, causal).to(x.dtype)
+        return gaussian(stream.uniform() * self._width, self.w, causal).to(x.dtype)
 
     def _blur(self, x: Tensor, real: Tensor | None, taps: Tensor) -> Tensor:
         if self.grid == "raster":
@@ -148,11 +227,11 @@ class Blur(Method, Perturbation):
         return torch.cat([x[..., :prefix, :], blur(x[..., prefix:, :], taps, real, (size[0], size[1]))], -2)
 
     def perturb_keys(self, k: Tensor, real: Tensor | None, causal: bool, stream: Stream) -> Tensor:
-        if self.w <= FUSED_TAPS and fused.keys.serves(k):
+        if self.w <= FUSED_TAPS and fused.keys.serves(k) and not isinstance(self.sigma, Tensor):
             self._check_order(causal)
             grid = () if self.grid == "raster" else self._image(k.shape[-2])
             row = None if real is None else real.squeeze(-2)
-            return fused.keys.blur_keys(k, stream.seed, stream.lane, self.sigma, self.w, causal, row, grid)
+            return fused.keys.blur_keys(k, stream.seed, stream.lane, self._width, self.w, causal, row, grid)
         wide = k.to(torch.promote_types(k.dtype, torch.float32))
         column = None if real is None else real.transpose(-2, -1)
         return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)

@@ -99,6 +99,12 @@ class Timed(Method):
         """The same method with its rates multiplied by a factor from 0 to 1."""
         raise NotImplementedError
 
+    @property
+    def level(self) -> float | None:
+        """What `times` multiplies, for people to read, once it is known; None: it is learnt, or differs from block to
+        block."""
+        raise NotImplementedError
+
 
 def _check_moment(name: str, value: object) -> Moment:
     """A time as it may stand in a recipe, or an error that names the parameter."""
@@ -162,6 +168,11 @@ class Scheduled(Timed):
             return not any(self.schedule)
         return self.p == 0 and isinstance(self.schedule, str)
 
+    @property
+    def per_block(self) -> tuple[str, ...]:
+        """The parameters that still have a value for every block (see `Perturbation`)."""
+        return () if self.schedule == "constant" else ("schedule",)
+
     def rates(self, blocks: int) -> list[float]:
         """The rate of every block.
 
@@ -194,6 +205,10 @@ class Scheduled(Timed):
     def at(self, place: Place) -> Self:
         rate = self.rates(place.blocks)[place.block]
         return dataclasses.replace(self, p=rate, schedule="constant", match="max")
+
+    @property
+    def level(self) -> float | None:
+        return None if self.is_learnt else self.p
 
     def with_rate(self, rate: float) -> Self:
         """The same method with p = rate. A schedule given as a list or function is scaled, so that its largest rate

@@ -106,8 +106,9 @@ def make_call(
     for method in methods:
         if not isinstance(method, Perturbation):
             raise ParameterError(f"methods must act on attention, such as DropKey(0.1); got {method!r}")
-        if getattr(method, "schedule", "constant") != "constant":
-            raise ParameterError(f"{method} has a rate per block, and one call has no block; give the rate itself")
+        for name in method.per_block:
+            what = "rate" if name == "schedule" else name
+            raise ParameterError(f"{method} has a {what} per block, and one call has no block; give the {what} itself")
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return Call(q, k, v, attn_mask, is_causal, scale, methods, seed, packed)
 

@@ -34,11 +34,14 @@ class LargestDrop:
     """Each of the `count` largest allowed logits of a row is dropped at rate `p`, by `Stream.keep`.
 
     fill: what becomes of it, 0 ("zero") or −inf ("neg_inf").
+    shared: whether the heads of a sample share one draw, as if there were one head; which logits are the largest is
+        each head's own matter all the same.
     """
 
     p: float
     count: int
     fill: Literal["zero", "neg_inf"]
+    shared: bool = False
 
 
 class Perturbation:
@@ -60,6 +63,11 @@ class Perturbation:
     def tells_heads(self) -> bool:
         """Whether it treats the heads of a sample together, so that samples and heads have to be told apart."""
         return True
+
+    @property
+    def per_block(self) -> tuple[str, ...]:
+        """The parameters that still have a value for every block, which one call of attention cannot choose from."""
+        return ()
 
     @property
     def uneven_rows(self) -> str | None:

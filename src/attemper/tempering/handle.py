@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError
 from attemper.methods.kinds import Learnable, LossTerm
-from attemper.methods.rates import Scheduled
+from attemper.methods.rates import Timed
 from attemper.recipe import describe
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.ledger import Entry, Ticket
@@ -42,7 +42,7 @@ class Row:
     """The block that it belongs to, counted through the whole network."""
     method: str
     rate: float | None
-    """The probability of dropping here; None for a method without one."""
+    """The probability of dropping here; of blur, sigma; None for a method that has neither."""
     recipe: str
     """The method as it acts here."""
 
@@ -266,7 +266,7 @@ class Tempered(Rates):
                 site, where = place.name, self.model.get_submodule(place.name)
             for method in here:
                 value = action.value_of(method) if isinstance(action, AttentionAction) else None
-                rate = method.p if isinstance(method, Scheduled) else None
+                rate = method.level if isinstance(method, Timed) else None
                 if value is not None:
                     rate = float(cast(Learnable, method).value_shown(value.detach()).mean())
                 row = Row(site, type(where).__name__, place.block, method.name, rate, str(method))

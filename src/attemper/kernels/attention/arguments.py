@@ -51,7 +51,7 @@ def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn
             # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
             cuts = row_cuts(
                 *(q.detach(), k.detach(), mask, tops, table, hard),
-                *(call.scale, call.is_causal, largest.count, fill == "neg_inf"),
+                *(call.scale, call.is_causal, largest.count, fill == "neg_inf", largest.shared),
             )
     return q, k, v, (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill), outside
 

@@ -184,7 +184,7 @@ def store_cuts(cuts_ptr, queries, nq, value, below, word, none):
 def cuts_rows(
     first, head, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest, options,
     BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr, SECOND: tl.constexpr,
-    SPARE: tl.constexpr,
+    SPARE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Everything of BM queries from `first` on; the arguments are those of the kernel."""
     heads, group, nq, nk = sizes
@@ -198,7 +198,7 @@ def cuts_rows(
     queries = first + tl.arange(0, BM)
     q_tile = load_tile(q, queries, nq, options.E, options.BE, True)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
-    hard_words = row_words(tl.load(tables.hard + nk), head, queries)
+    hard_words = row_words(tl.load(tables.hard + nk), head // heads if SHARED else head, queries)
     hard_dropping = Dropping(hard_words, tl.load(tables.hard + nk + 1), 0)
     words = queries
     limit = 0
@@ -273,12 +273,14 @@ def cuts_kernel(
     k_largest, flags, unsure_rows,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WAY: tl.constexpr, SLOTS: tl.constexpr,
     SECOND: tl.constexpr, SPAN: tl.constexpr,
-    SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    SPARE: tl.constexpr, SHARED: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program owns the cuts of BM rows. Grid: sample × head × query tile, tiles fastest.
 
     Where SPAN is not 0, it owns SPAN flags, and the rows of those that are set. Grid: spans of flags.
     SPARE: a row of which hard masking would drop every key is left alone. DROP: keys were dropped before.
+    SHARED: the heads of a sample share one draw of hard masking.
     SECOND: `maxima.maxima_kernel` has been here, with tiles of `unsure_rows`, and only those that it flagged are looked
     at. It has left a number for each of their rows that the k + 1 largest reach; "slots" passes over what does not.
     """
@@ -295,6 +297,7 @@ def cuts_kernel(
         cuts_rows(
             first, head, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest,
             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION), BM, BN, WAY, SLOTS, SECOND, SPARE,
+            SHARED,
         )  # fmt: skip
     else:
         tiles = (nq + unsure_rows - 1) // unsure_rows
@@ -308,5 +311,5 @@ def cuts_kernel(
                         cuts_rows(
                             row, spot // tiles, q, k, cuts_ptr, tables, mask, sizes, scale, k_largest,
                             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
-                            BM, BN, WAY, SLOTS, SECOND, SPARE,
+                            BM, BN, WAY, SLOTS, SECOND, SPARE, SHARED,
                         )  # fmt: skip

@@ -143,12 +143,13 @@ def draw(best, DEPTH: tl.constexpr):
 
 @triton.jit
 def maxima_tile(
-    first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest, options,
+    first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest, options,
     BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr, SUMS: tl.constexpr,
     DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr,
 ):  # fmt: skip
     """Everything of BM queries from `first_row` on; `unsure_ptr` stands at their flag.
 
+    head counts sample · H + head; hard_head is the same for hard masking, or the sample where its heads share a draw.
     Keys come in tiles of BN, what is left in tiles of REST_N. The lists of all rows have LISTS columns: a list for
     every thread that shares the row. They hold the DEPTH = k + 1 largest.
     """
@@ -158,7 +159,7 @@ def maxima_tile(
     q_tile = load_tile(q, queries, nq, options.E, options.BE, EDGE)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
     zero = tl.load(tables.hard + nk + 2)
-    hard_words = row_words(tl.load(tables.hard + nk), head, queries)
+    hard_words = row_words(tl.load(tables.hard + nk), hard_head, queries)
     words = queries
     limit = 0
     if options.DROP:
@@ -217,8 +218,8 @@ def maxima_kernel(
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr,
     TAIL_M: tl.constexpr, TAIL_BN: tl.constexpr, TAIL_REST_N: tl.constexpr, TAIL_LISTS: tl.constexpr,
-    SUMS: tl.constexpr, SPARE: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SUMS: tl.constexpr, SPARE: tl.constexpr, SHARED: tl.constexpr, DROP: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program owns BM rows: their cuts, and a flag that says whether `largest.cuts_kernel` must look again.
 
@@ -241,15 +242,16 @@ def maxima_kernel(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     tables = Tables(tables[0], tables[1], cuts_ptr)
     unsure_ptr += pid
+    hard_head = head // heads if SHARED else head
     if (nq % BM == 0) | (first_row + BM <= nq):
         maxima_tile(
-            first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
             BM, BN, REST_N, LISTS, SUMS, k_largest + 1, False, SPARE,
         )  # fmt: skip
     else:
         maxima_tile(
-            first_row, head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
             TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, SUMS, k_largest + 1, True, SPARE,
         )  # fmt: skip

@@ -20,7 +20,7 @@ torch.library.define("attemper::row_tops", "(Tensor mask, SymInt queries, bool c
 torch.library.define(
     "attemper::row_cuts",
     "(Tensor q, Tensor k, Tensor? mask, Tensor? tops, Tensor? table, Tensor hard, float scale, bool causal, "
-    "SymInt largest, bool spare) -> Tensor",
+    "SymInt largest, bool spare, bool shared=False) -> Tensor",
 )
 
 
@@ -42,14 +42,15 @@ def row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
 
 def row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
-    causal: bool, largest: int, spare: bool,
+    causal: bool, largest: int, spare: bool, shared: bool = False,
 ) -> Tensor:  # fmt: skip
     """(B, H, rows) int64: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
 
     table: of the method that dropped keys before, if one did; hard: the table of hard masking itself.
     spare: leave a row alone of which every key would be dropped.
+    shared: the rows of a query have the same word in all heads of a sample.
     """
-    cuts: Tensor = torch.ops.attemper.row_cuts(q, k, mask, tops, table, hard, scale, causal, largest, spare)
+    cuts: Tensor = torch.ops.attemper.row_cuts(q, k, mask, tops, table, hard, scale, causal, largest, spare, shared)
     return cuts
 
 
@@ -89,7 +90,7 @@ def _row_tops_fake(mask: Tensor, queries: int, causal: bool) -> Tensor:
 
 def _row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
-    causal: bool, largest: int, spare: bool,
+    causal: bool, largest: int, spare: bool, shared: bool = False,
 ) -> Tensor:  # fmt: skip
     from attemper.kernels.attention.largest import cuts_kernel
     from attemper.kernels.attention.maxima import maxima_kernel
@@ -109,8 +110,8 @@ def _row_cuts(
         (heads, heads // k.shape[1], nq, nk), scale * LOG2E, largest,
     )  # fmt: skip
     constants = {
-        "E": e, "BE": padded(e), "SPARE": spare, "DROP": table is not None, "CAUSAL": causal, "MASK": kind,
-        "PRECISION": precision(),
+        "E": e, "BE": padded(e), "SPARE": spare, "SHARED": shared, "DROP": table is not None, "CAUSAL": causal,
+        "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
     static = is_static(nq, nk)
     with on_device(q):
