@@ -111,7 +111,7 @@ class HardMask(LearnableRate):
     def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
         hit = largest(logits, self.count(logits.shape[-1]), allowed)
         if self.fill == "zero":
-            return torch.where(hit, logits * keep.share, logits)
+            return torch.where(hit, logits.masked_fill(~hit, 0.0) * keep.share, logits)  # −inf · 0 has no gradient
         return logits + keep.log.masked_fill(~hit | keep.lost(allowed, hit), 0.0)
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:

@@ -37,7 +37,8 @@ CLOSEST = 2.0**-24
 
 def bounded(value: Tensor, most: float, least: float = LEAST) -> Tensor:
     """The rate of a parameter that is free to be any number: in (least, most)."""
-    return least + (most - least) * torch.sigmoid(value.to(torch.promote_types(value.dtype, torch.float32)))
+    share = torch.sigmoid(value.to(torch.promote_types(value.dtype, torch.float32)))
+    return (least + (most - least) * share).clamp(max=most)  # which rounding may pass
 
 
 def unbounded(rate: float, most: float, least: float = LEAST) -> float:
