@@ -39,7 +39,7 @@ def vit():
 def inputs(each):
     generator = torch.Generator().manual_seed(3)
     logits = 2 * torch.randn(SHAPE, generator=generator, dtype=torch.float64)
-    value = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64) if each == "head" else torch.tensor(0.2).double()
+    value = torch.tensor([0.03, -0.05, 0.01], dtype=torch.float64) if each == "head" else torch.tensor(0.02).double()
     return logits.requires_grad_(), value.requires_grad_()
 
 
@@ -52,7 +52,7 @@ def written_out(case, logits, value):
         drawn[1] = 1
     words = Stream(SEED).products(*drawn).double()
     u = ((words + 2**31 + 0.5) / 2**32).expand(SHAPE)
-    p = LEAST + (MOST - LEAST) / (1 + torch.exp(-value))
+    p = LEAST + (MOST - LEAST) / (1 + torch.exp(-10 * value))
     p = p.reshape(-1, 1, 1) if p.dim() else p
     z = 1 / (1 + torch.exp(-(torch.log(p / (1 - p)) - torch.log(u / (1 - u))) / 0.1))
     masked = logits.masked_fill(~MASKED, -torch.inf)
@@ -136,10 +136,10 @@ def test_rates_stay_in_their_bounds_and_the_entropy_keeps_them_from_zero():
 def test_a_learnt_width_has_the_gradient_of_its_drawn_width():
     generator = torch.Generator().manual_seed(0)
     k = torch.randn(1, 2, 6, 4, generator=generator, dtype=torch.float64)
-    value = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    value = torch.tensor(0.03, dtype=torch.float64, requires_grad=True)
     method = Blur("learn", w=3)
     ours = method.with_value(value).perturb_keys(k, None, False, Stream(SEED))
-    sigma = (LEAST + (1.5 - LEAST) / (1 + torch.exp(-value))) * Stream(SEED).uniform()
+    sigma = (LEAST + (1.5 - LEAST) / (1 + torch.exp(-10 * value))) * Stream(SEED).uniform()
     taps = torch.stack([torch.exp(-0.5 / sigma**2), torch.ones_like(sigma), torch.exp(-0.5 / sigma**2)])
     rows = []
     for j in range(6):
@@ -205,7 +205,7 @@ def test_in_a_model_rates_are_parameters_that_move(recipe, tmp_path):
     assert len(names) == 2
     model.load_state_dict(vit().state_dict())  # a plain checkpoint
     before = [row.rate for row in tempered.summary()]
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     model.train()
     for _ in range(2):
         step(tempered, x, y, optimizer)

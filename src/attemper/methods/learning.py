@@ -29,6 +29,9 @@ LEAST, MOST = 1e-6, 0.9
 """The bounds of a learnt rate."""
 TEMPERATURE = 0.1
 """Of the relaxation, as in Concrete Dropout."""
+SPEED = 10.0
+"""How much faster the logit of a rate moves than its parameter: Adam moves every parameter by about its learning rate
+in a step, which suits weights and would leave a rate nearly where it was. Our choice."""
 ENTROPY = 0.01
 """Strength of the entropy term: our choice."""
 CLOSEST = 2.0**-24
@@ -37,7 +40,7 @@ CLOSEST = 2.0**-24
 
 def bounded(value: Tensor, most: float, least: float = LEAST) -> Tensor:
     """The rate of a parameter that is free to be any number: in (least, most)."""
-    share = torch.sigmoid(value.to(torch.promote_types(value.dtype, torch.float32)))
+    share = torch.sigmoid(SPEED * value.to(torch.promote_types(value.dtype, torch.float32)))
     return (least + (most - least) * share).clamp(max=most)  # which rounding may pass
 
 
@@ -48,7 +51,7 @@ def unbounded(rate: float, most: float, least: float = LEAST) -> float:
     0.3
     """
     share = torch.tensor((rate - least) / (most - least), dtype=torch.float64)
-    return float(torch.logit(share))
+    return float(torch.logit(share)) / SPEED
 
 
 def soft_drop(stream: Stream, shape: tuple[int, int, int, int], rate: Tensor, like: Tensor) -> Tensor:
