@@ -37,9 +37,9 @@ TINY = "vit-cifar(depth=2, width=16, heads=2, mlp=16)"  # the head of vit-digits
 PENALTIES = [
     "none",
     "explicit(q=0.3, k=0.2, v=0.1, av=0.4, ff=0.1)",
-    "explicit(q=0.3, k=0.2, v=0.1, av=0.4, ff1=0.1, reduction=sum, expectation=exact)",
+    "explicit(q=0.3, k=0.2, v=0.1, av=0.4, ff1=0.1, conv=0.2, reduction=sum, expectation=exact)",
     "explicit(q=0.3, k=0.2, v=0.1, av=0.4, ff2=0.1, reduction=authors, expectation=inverted)",
-    "arora(q=0.1, k=0.2, v=0.3, ff=0.4)",
+    "arora(q=0.1, k=0.2, v=0.3, ff=0.4, reduction=authors)",
     "cb(cb_s) + explicit(v=0.5, reduction=sum)",
     "dropkey(0.1) + consistency(0.7)",
     "dropkey(0.1) + consistency(0.7, direction=symmetric) + explicit(v=0.5, reduction=sum)",

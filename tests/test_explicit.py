@@ -213,22 +213,69 @@ def test_batch_size_has_no_influence_under_mean(expectation, keys):
         assert twice[component] == pytest.approx(2 * float(total[component]), rel=1e-12)
 
 
+TIMES_MEAN = {
+    "mean": lambda samples, tokens: 1,
+    "sum": lambda samples, tokens: samples * tokens,
+    "literal": lambda samples, tokens: tokens,
+    "authors": lambda samples, tokens: 2 * samples,
+}
+"""What each reduction is of the mean, for the same heads."""
+
+
 @pytest.mark.parametrize("expectation", EXPECTATIONS)
-def test_authors_is_twice_the_batch_times_mean_for_the_same_heads(expectation):
-    r = record(batch=3, tokens=5, width=6, heads=3)
-    authors = terms(r, reduction="authors", expectation=expectation)
+@pytest.mark.parametrize("reduction", TIMES_MEAN)
+def test_reductions_are_multiples_of_the_mean_by_samples_and_the_tokens_of_the_component(reduction, expectation):
+    r = record(batch=3, tokens=5, keys=7, width=6, heads=3)
+    ours = terms(r, reduction=reduction, heads="joint", expectation=expectation)
     mean = terms(r, heads="joint", expectation=expectation)
-    for component in ATTENTION:
-        assert authors[component] == pytest.approx(2 * 3 * float(mean[component]), rel=1e-12)
-    assert terms(r, reduction="authors", heads="per_head", expectation=expectation)["q"] == authors["q"]
-    assert ff_term(r.query, r.w_q, reduction="authors") == pytest.approx(6 * float(ff_term(r.query, r.w_q)), rel=1e-12)
-
-
-def test_mean_divides_the_sum_by_samples_and_the_tokens_of_the_component():
-    r = record(batch=3, tokens=5, keys=7)
-    total, mean = terms(r, reduction="sum"), terms(r)
     for component, tokens in {"q": 5, "k": 7, "v": 7, "av": 5}.items():
-        assert total[component] == pytest.approx(3 * tokens * float(mean[component]), rel=1e-12)
+        times = TIMES_MEAN[reduction](3, tokens)
+        assert ours[component] == pytest.approx(times * float(mean[component]), rel=1e-12)
+    ff = ff_term(r.query, r.w_q, reduction=reduction, expectation=expectation)
+    times = TIMES_MEAN[reduction](3, 5)
+    assert ff == pytest.approx(times * float(ff_term(r.query, r.w_q, expectation=expectation)), rel=1e-12)
+
+
+@pytest.mark.parametrize("reduction", TIMES_MEAN)
+def test_the_reductions_of_arora_are_the_same_multiples_so_it_stays_twice_inverted(reduction):
+    r = record(batch=3, tokens=5, keys=7)
+    both = AroraDropout(q=1, k=1, v=1, p=P, reduction=reduction), AroraDropout(q=1, k=1, v=1, p=P)
+    ours, mean = (method.attention_terms(r, HERE) for method in both)
+    for component, tokens in {"q": 5, "k": 7, "v": 7}.items():
+        assert ours[component] == pytest.approx(TIMES_MEAN[reduction](3, tokens) * float(mean[component]), rel=1e-12)
+    inverted = terms(r, reduction=reduction, expectation="inverted")
+    assert ours["v"] == pytest.approx(2 * float(inverted["v"]), rel=1e-12)
+
+
+def test_authors_takes_all_heads_together_whatever_is_asked_for():
+    r = record(batch=3, tokens=5, width=6, heads=3)
+    joint, asked = terms(r, reduction="authors", heads="joint"), terms(r, reduction="authors", heads="per_head")
+    assert asked["q"] == joint["q"] != terms(r, reduction="literal")["q"]
+
+
+def test_literal_is_the_printed_half_trace_of_each_sequence_averaged_over_the_batch():
+    r = record(batch=3, tokens=5, width=6, heads=3)
+    printed, ours = naive(r, 1), terms(r, reduction="literal", heads="joint")
+    for component in ATTENTION:
+        assert ours[component] == pytest.approx(float(printed[component]) / 3, rel=1e-10)
+
+
+@pytest.mark.parametrize(("reduction", "sums"), [("mean", False), ("literal", False), ("sum", True), ("authors", True)])
+def test_penalties_say_whether_they_are_sums_over_the_batch(reduction, sums):
+    assert ExplicitDropout(v=1, reduction=reduction).sums == AroraDropout(v=1, reduction=reduction).sums == sums
+
+
+def test_arora_has_both_layers_of_the_mlp_apart():
+    x, weight = record().query, record().w_q
+    layer = LayerRecord(x, weight)
+    assert AroraDropout(ff2=1).mlp_terms("ff1", layer, HERE) == {}
+    apart = AroraDropout(ff1=0.5, ff2=2)
+    assert apart.mlp_terms("ff1", layer, HERE)["ff1"] == pytest.approx(0.5 * float(arora(x, weight, 0.2)), rel=1e-12)
+    assert apart.mlp_terms("ff2", layer, HERE)["ff2"] == pytest.approx(2 * float(arora(x, weight, 0.2)), rel=1e-12)
+    with pytest.raises(attemper.errors.ParameterError, match="ff sets both ff1 and ff2"):
+        AroraDropout(ff=1, ff2=1)
+    with pytest.raises(attemper.errors.ParameterError, match="one of mean, sum, literal, authors; got 'max'"):
+        AroraDropout(v=1, reduction="max")
 
 
 # ------------------------------------------------------------------------------------------- gradients and memory
@@ -304,7 +351,7 @@ def test_mean_and_strength_are_linear_and_a_rate_of_zero_penalises_nothing():
         ({"ff": 0.1, "ff1": 0.2}, "ff sets both ff1 and ff2"),
         ({"v": 1, "p": 1.0}, r"p must be a number in \[0, 1\), got 1.0"),
         ({"v": 1, "expectation": "mean"}, "expectation must be one of paper, exact, inverted; got 'mean'"),
-        ({"v": 1, "reduction": "none"}, "reduction must be one of mean, sum, authors"),
+        ({"v": 1, "reduction": "none"}, "reduction must be one of mean, sum, literal, authors"),
     ],
 )
 def test_bad_parameters_are_named(options, message):

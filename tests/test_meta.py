@@ -17,7 +17,7 @@ SLOW = [
 RECIPES = [
     "dropkey(0.3)", "dropattention(0.3)", "hardmask(0.5, k=2)", "blur", "drophead(0.3)", "dropconnect(0.3)",
     "ffdropout(0.3)", "droppath(0.3)", "layerdrop(0.3)", "skipless", "cb", "cb(cb_s, branch=both)", "arora(v=1)",
-    "explicit(q=1, k=1, v=1, av=1, ff=1)", "dropkey(0.3) + dropattention(0.3) + blur",
+    "explicit(q=1, k=1, v=1, av=1, ff=1)", "explicit(conv=1)", "dropkey(0.3) + dropattention(0.3) + blur",
     "graying(where=tokens, eps=0.5)", "graying(svd, eps=0.5)", "dropkey(0.3, share=queries)",
 ]  # fmt: skip
 

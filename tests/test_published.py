@@ -169,10 +169,11 @@ def test_a_table_knows_how_many_runs_its_plan_has(key: str, scale: str) -> None:
     assert TABLES[key].runs(scale) == runs(TABLES[key].plan(scale))
 
 
-def test_every_strength_of_explicit_dropout_says_its_reduction() -> None:
+def test_every_penalty_says_its_reduction_and_all_of_a_row_the_same() -> None:
     for key, scale in PLANS:
         for texts in recipes_of(TABLES[key].plan(scale)).values():
-            assert all(text.count("explicit(") == text.count("reduction=authors") for text in texts)
+            for text in texts:
+                assert text.count("explicit(") + text.count("arora(") == text.count("reduction=authors")
 
 
 def test_caveats_say_what_is_not_known() -> None:

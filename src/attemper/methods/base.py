@@ -37,6 +37,8 @@ class Place:
     """Whether the first token is a class token."""
     name: str = ""
     """The module's name in the model."""
+    unit: Literal["block", "convolution"] = "block"
+    """What `block` and `blocks` count: convolutions, for one of them in a model that has no blocks."""
 
     @property
     def where(self) -> str:

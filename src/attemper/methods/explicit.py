@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attemper.errors import ParameterError
-from attemper.methods.base import Method, Paper, Place, check_choice, check_rate, check_strength
-from attemper.methods.kinds import AttentionRecord, LayerRecord, Penalty, wide
-from attemper.methods.squares import SLICE, biased_square, kept, linear_output_square, product_square
+from attemper.methods.base import Method, Paper, Place, check_choice, check_rate
+from attemper.methods.kinds import AttentionRecord, ConvolutionRecord, LayerRecord, Part, Penalty, wide
+from attemper.methods.reductions import Reduction, check_reduction, reduced, sums_over_samples
+from attemper.methods.squares import (
+    SLICE,
+    biased_square,
+    convolution_output_square,
+    convolution_own_square,
+    kept,
+    linear_output_square,
+    product_square,
+)
+from attemper.methods.strengths import Strength, check_strengths, strength_at
 from attemper.ops import fused
 
 Expectation = Literal["paper", "exact", "inverted"]
-Strength = float | tuple[float, ...]
 
 
 def coefficients(p: float, expectation: str) -> tuple[float, float]:
@@ -55,6 +63,15 @@ def linear_square(
             square = linear_output_square(out, bias, x, weight)
         total = total + joint * square
     return total + own * own_square(x, weight) if own else total
+
+
+def convolution_square(record: ConvolutionRecord, p: float, expectation: str) -> Tensor:
+    """E‖w ∗ X̃‖² summed over everything: of each output, what dropout takes of the patch that it is made from."""
+    joint, own = coefficients(p, expectation)
+    total = wide(record.x.new_zeros(()))
+    if joint:
+        total = total + joint * convolution_output_square(record)
+    return total + own * convolution_own_square(record) if own else total
 
 
 def logit_square(
@@ -155,16 +172,20 @@ def _some_queries(record: AttentionRecord, q: Tensor, k: Tensor, u: Tensor, star
 
 @dataclasses.dataclass(frozen=True)
 class ExplicitDropout(Method, Penalty):
-    """Penalties on Q, K, V, attention times V, and both layers of the MLP. The forward pass is left as it is.
+    """Penalties on Q, K, V, attention times V, both layers of the MLP, and convolutions.
+
+    The forward pass is left as it is.
 
     q, k, v, av, ff1, ff2: the strength λ of each component: a number, or a list of one per block. 0 costs nothing.
     ff: sets ff1 and ff2.
-    p: the dropout rate whose average effect is penalised.
+    conv: the same for every convolution that is none of those layers; in a model without blocks, a list has one
+        strength per convolution.
+    p: the dropout rate. Under "paper", p and λ act only as λp².
     expectation: "paper" takes E[X̃ᵀX̃] as p²G; "exact" is the true one, p²G + p(1−p)·diag(G); "inverted" that of
         dropout with 1/(1−p), p/(1−p)·diag(G).
     heads: "per_head", the logits that the model has; "joint", one d × d product, as the paper writes it.
-    reduction: "mean" divides by tokens and samples; "sum" does not; "authors" divides the trace by the tokens, sums
-        over the batch and leaves out the ½ (joint heads).
+    reduction: "mean" divides by tokens and samples; "sum" does not; "literal" divides by samples, as the main text of
+        the paper prints it; "authors" divides by tokens and leaves out the ½ (joint heads).
     """
 
     name: ClassVar[str] = "explicit"
@@ -179,24 +200,21 @@ class ExplicitDropout(Method, Penalty):
     ff: Strength = 0.0
     ff1: Strength = 0.0
     ff2: Strength = 0.0
+    conv: Strength = 0.0
     p: float = 0.2
     expectation: Expectation = "paper"
     heads: Literal["per_head", "joint"] = "per_head"
-    reduction: Literal["mean", "sum", "authors"] = "mean"
+    reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_rate("p", self.p))
         check_choice("expectation", self.expectation, ("paper", "exact", "inverted"))
         check_choice("heads", self.heads, ("per_head", "joint"))
-        check_choice("reduction", self.reduction, ("mean", "sum", "authors"))
+        check_reduction(self.reduction)
         check_strengths(self, COMPONENTS)
-        if self.ff and (self.ff1 or self.ff2):
-            raise ParameterError("ff sets both ff1 and ff2; give either ff, or ff1 and ff2")
 
     def strength(self, component: str, place: Place) -> float:
         """λ of one component in one block."""
-        if component in ("ff1", "ff2") and self.ff:
-            component = "ff"
         return strength_at(self, component, place)
 
     def at(self, place: Place) -> ExplicitDropout:
@@ -211,7 +229,11 @@ class ExplicitDropout(Method, Penalty):
 
     @property
     def sums(self) -> bool:
-        return self.reduction != "mean"
+        return sums_over_samples(self.reduction)
+
+    @property
+    def normalisation(self) -> str:
+        return self.reduction
 
     @property
     def needs_unit_rows(self) -> str | None:
@@ -227,16 +249,18 @@ class ExplicitDropout(Method, Penalty):
     def wants_mlp(self, place: Place) -> bool:
         return any(self.strength(component, place) for component in ("ff1", "ff2"))
 
+    def wants_convolution(self, place: Place) -> bool:
+        return self.strength("conv", place) > 0
+
+    def takes(self, part: Part, place: Place) -> bool:
+        components = {"q": ("q", "k"), "k": ("q", "k"), "v": ("v", "av")}.get(part, (part,))
+        return any(self.strength(component, place) for component in components)
+
     def wants_squares(self, place: Place) -> tuple[str, ...]:
         joint, own = coefficients(self.p, self.expectation)
         logits = not (own or self.joint) and (self.strength("q", place) or self.strength("k", place))
         wanted = {"v": joint and self.strength("v", place), "qk": joint and logits}
         return tuple(square for square, asked in wanted.items() if asked)
-
-    def _reduce(self, total: Tensor, samples: int, tokens: int) -> Tensor:
-        if self.reduction == "authors":
-            return total / tokens
-        return total / 2 if self.reduction == "sum" else total / (2 * samples * tokens)
 
     def attention_terms(self, record: AttentionRecord, place: Place) -> dict[str, Tensor]:
         r, p, expectation = record, self.p, self.expectation
@@ -267,7 +291,7 @@ class ExplicitDropout(Method, Penalty):
         }
         tokens = {"q": r.query.shape[1], "k": r.key.shape[1], "v": r.value.shape[1], "av": r.query.shape[1]}
         return {
-            component: strength * self._reduce(square(), r.query.shape[0], tokens[component])
+            component: strength * reduced(square(), r.query.shape[0], tokens[component], self.reduction)
             for component, square in squares.items()
             if (strength := self.strength(component, place))
         }
@@ -291,31 +315,14 @@ class ExplicitDropout(Method, Penalty):
         if not strength:
             return {}
         square = linear_square(record.x, record.weight, self.p, self.expectation, record.seen)
-        return {which: strength * self._reduce(square, *record.x.shape[:2])}
+        return {which: strength * reduced(square, record.x.shape[0], record.x.shape[1], self.reduction)}
+
+    def convolution_terms(self, record: ConvolutionRecord, place: Place) -> dict[str, Tensor]:
+        strength = self.strength("conv", place)
+        if not strength:
+            return {}
+        square = convolution_square(record, self.p, self.expectation)
+        return {"conv": strength * reduced(square, record.x.shape[0], record.positions, self.reduction)}
 
 
-COMPONENTS = ("q", "k", "v", "av", "ff", "ff1", "ff2")
-
-
-def check_strengths(method: Method, components: tuple[str, ...]) -> None:
-    """Strengths as floats, at least one of them given; raise otherwise."""
-    for component in components:
-        object.__setattr__(method, component, check_strength(component, getattr(method, component)))
-    if all(getattr(method, component) == 0.0 for component in components):
-        raise ParameterError(
-            f"{method.name} needs the strength of at least one component ({', '.join(components)}), "
-            f"such as {method.name}(v=5e-4, ff=5e-4)"
-        )
-
-
-def strength_at(method: Method, component: str, place: Place) -> float:
-    """λ of one component in one block, from a number or a list."""
-    value: Strength = getattr(method, component)
-    if isinstance(value, float):
-        return value
-    if len(value) != place.blocks:
-        raise ParameterError(
-            f"{component} of {method.name} must have one strength per block: the model has {place.blocks} blocks, "
-            f"the list has {len(value)}"
-        )
-    return value[place.block]
+COMPONENTS = ("q", "k", "v", "av", "ff", "ff1", "ff2", "conv")

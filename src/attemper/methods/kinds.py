@@ -1,9 +1,11 @@
 """What a method can do besides perturbing attention: each kind is one function that tempering knows how to place."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.methods.base import Place
@@ -154,6 +156,47 @@ class LayerRecord:
         return None if self.output is None else (self.output, self.bias)
 
 
+@dataclass(frozen=True)
+class ConvolutionRecord:
+    """One convolution of one to three dimensions, or a transposed one, as it was computed.
+
+    x: (B, C, …), its input, padded already where it was padded with anything but zeros.
+    weight: (O, C/groups, …); of a transposed one (C, O/groups, …).
+    positions: how many positions its output has, which take the place of tokens.
+    output: (B, O, …) with its bias (O), where it was seen.
+    """
+
+    x: Tensor
+    weight: Tensor
+    positions: int
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    output: Tensor | None = None
+    bias: Tensor | None = None
+
+    def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same convolution of another input with another weight, without a bias."""
+        if not self.transposed:
+            return CONVOLVE[weight.dim()](x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        where = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        return CONVOLVE_TRANSPOSED[weight.dim()](x, weight, None, *where)
+
+
+CONVOLVE: dict[int, Callable[..., Tensor]] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+    3: F.conv_transpose1d,
+    4: F.conv_transpose2d,
+    5: F.conv_transpose3d,
+}
+"""By the number of axes of a weight."""
+Part = Literal["q", "k", "v", "ff1", "ff2"]
+"""A layer of attention or of an MLP that a penalty may have a term for."""
+
+
 class Penalty:
     """Adds to the loss; acts in training."""
 
@@ -161,6 +204,12 @@ class Penalty:
     def sums(self) -> bool:
         """Whether its terms are sums over the samples of a batch; otherwise they are means."""
         return False
+
+    @property
+    def normalisation(self) -> str | None:
+        """By what its terms are divided, as a recipe writes it behind `reduction=`; penalties beside each other must
+        agree. None: it has no such choice."""
+        return None
 
     @property
     def needs_unit_rows(self) -> str | None:
@@ -180,6 +229,15 @@ class Penalty:
         """Whether the MLP here adds anything."""
         raise NotImplementedError
 
+    def wants_convolution(self, place: Place) -> bool:
+        """Whether a convolution here adds anything."""
+        return False
+
+    def takes(self, part: Part, place: Place) -> bool:
+        """Whether a term is about the weight of this layer. Where it is a convolution, none of `convolution_terms` is
+        then: a layer belongs to one component."""
+        return self.wants_mlp(place) if part in ("ff1", "ff2") else self.wants_attention(place)
+
     def wants_squares(self, place: Place) -> tuple[str, ...]:
         """Sums of squares that it would like attention to take along, which may do it cheaply, or not at all.
 
@@ -193,6 +251,10 @@ class Penalty:
 
     def mlp_terms(self, which: Literal["ff1", "ff2"], record: LayerRecord, place: Place) -> dict[str, Tensor]:
         """The same for one layer of an MLP."""
+        raise NotImplementedError
+
+    def convolution_terms(self, record: ConvolutionRecord, place: Place) -> dict[str, Tensor]:
+        """The same for one convolution."""
         raise NotImplementedError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.methods.kinds import wide
+from attemper.methods.kinds import ConvolutionRecord, wide
 from attemper.ops import fused
 from attemper.ops.precision import without_autocast
 
@@ -24,7 +24,7 @@ def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Te
         return biased_square(out, bias)
     with torch.no_grad():  # from the narrower side of the layer, and from what it read in its own precision
         columns = _columns_of_product(x.to(out.dtype), weight.to(out.dtype))
-    square: Tensor = OutputSquare.apply(kept(out), bias, columns, False)
+    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, False)
     return square
 
 
@@ -36,8 +36,28 @@ def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # which reads out once for the squares and for these
         with torch.no_grad():
             columns = (wide(out) - bias).sum((0, 1))
-    square: Tensor = OutputSquare.apply(kept(out), bias, columns, True)
+    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, True)
     return square
+
+
+def convolution_output_square(record: ConvolutionRecord) -> Tensor:
+    """‖w ∗ x‖² summed over everything, in float32 at least, from what the convolution gave where that was seen."""
+    out = record.convolve(record.x, record.weight) if record.output is None else record.output
+    if record.output is None or record.bias is None:
+        return wide(out.clone()).square().sum()
+    return biased_square(out.flatten(2).mT, record.bias)
+
+
+def convolution_own_square(record: ConvolutionRecord) -> Tensor:
+    """Σ (w² ∗ x²), the part of ‖w ∗ x‖² that each input entry makes by itself, in float32 at least.
+
+    Samples and the output channels of a group go together before anything is convolved, since all of it is summed.
+    """
+    power = wide(record.x).square().sum(0, keepdim=True)  # (1, C, …)
+    weight = wide(record.weight).square()  # summed to (C, 1, …) of a transposed one, else to (groups, C/groups, …)
+    grouped = weight if record.transposed else weight.unflatten(0, (record.groups, -1))
+    with without_autocast(power):
+        return record.convolve(power, grouped.sum(1, keepdim=record.transposed)).sum()
 
 
 def _columns_of_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -66,7 +86,8 @@ def _over_columns(x: Tensor, columns: Tensor | None) -> Tensor:
 
 
 def kept(out: Tensor) -> Tensor:
-    """A copy, since the model may overwrite its own; compiled code has no such writes."""
+    """A copy, since the model may overwrite its own; compiled code has no such writes, but for what a function with a
+    backward of its own keeps, which a compiler does not save from them."""
     return out if torch.compiler.is_compiling() else out.clone()
 
 

@@ -149,6 +149,16 @@ class PatchSite:
 
 
 @dataclass(frozen=True)
+class ConvolutionSite:
+    """A convolution, or the adapter round it."""
+
+    name: str
+    module: nn.Module
+    block: int
+    """The block that it lies in, or the next one; in a model without blocks, its place among the convolutions."""
+
+
+@dataclass(frozen=True)
 class Sites:
     """All of them. `left_alone` says which attention-like modules are no sites, and why."""
 
@@ -161,6 +171,7 @@ class Sites:
     """Of modules that are called attention, what they did in a pass of the model, for messages."""
     reached: dict[Any, frozenset[str]] = field(default_factory=dict)
     """Of each kind of site that `targets` choose: the names that they match or that lie below a match."""
+    convolutions: tuple[ConvolutionSite, ...] = ()
 
     def reaches(self, name: str, kind: str) -> bool:
         """Whether a module is to be tempered as a site of this kind."""

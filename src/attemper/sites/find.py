@@ -10,6 +10,7 @@ from attemper.sites import timm, torchvision, transformers
 from attemper.sites.adapted import inner
 from attemper.sites.adapter import Adapter
 from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, SeenCall, Sites
+from attemper.sites.convolutions import find_convolutions
 from attemper.sites.detect import computes_attention, find_heads, find_projections, has_projection, is_called_attention
 from attemper.sites.gates import is_gate
 from attemper.sites.mlp import Mlp, find_mlp, named_mlp
@@ -26,11 +27,11 @@ def adapters() -> tuple[Adapter, ...]:
 
 
 def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence[SeenCall] | None = None) -> Sites:
-    """Every attention, MLP, block and patch embedding of a model.
+    """Every attention, MLP, block, convolution and patch embedding of a model.
 
-    targets: globs on module names, or some for each of "attention", "mlp" and "blocks". Attention is then looked for
-        only in the modules that they match, and a matched module in which none is recognised is assumed to be
-        attention, unless it is a feed-forward network.
+    targets: globs on module names, or some for each of "attention", "mlp", "blocks" and "convolutions". Attention is
+        then looked for only in the modules that they match, and a matched module in which none is recognised is assumed
+        to be attention, unless it is a feed-forward network.
     calls: the attention calls of a pass of the model, where one was seen; modules are then known by what they do, too.
     """
     globs = read_targets(targets)
@@ -65,6 +66,8 @@ def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence
     index = {name: i for i, name in enumerate(order)}
     check_found(globs, "mlp", list(mlp_blocks), "feed-forward network", tree)
     check_found(globs, "blocks", order, "block", tree)
+    convolutions = find_convolutions(tree, order)
+    check_found(globs, "convolutions", [each.name for each in convolutions], "convolution", tree)
 
     return Sites(
         attentions=tuple(_attention_site(tree, name, index[blocks[name]]) for name in attentions),
@@ -74,6 +77,7 @@ def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence
         left_alone={name: reason for name, reason in left_alone.items() if name not in attentions},
         seen="" if calls is None else what_was_seen(tree, calls),
         reached=reached(tree, globs),
+        convolutions=convolutions,
     )
 
 

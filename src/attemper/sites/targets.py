@@ -1,4 +1,4 @@
-"""Targets: globs on module names, for everything or for attention, feed-forward networks and blocks apart."""
+"""Targets: globs on module names, for everything, or for attention, feed-forward networks and the like apart."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from attemper.errors import NoSiteError, ParameterError, suggestion
 from attemper.sites.tree import Tree, below
 
-Kind = Literal["attention", "mlp", "blocks", "patches"]
-KINDS = ("attention", "mlp", "blocks")
+Kind = Literal["attention", "mlp", "blocks", "convolutions", "patches"]
+KINDS = ("attention", "mlp", "blocks", "convolutions")
 Targets = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 Globs = list[str] | dict[str, list[str]]
 
@@ -61,7 +61,7 @@ def matches(tree: Tree, globs: Sequence[str]) -> dict[str, list[str]]:
 def reached(tree: Tree, globs: Globs | None) -> dict[Kind, frozenset[str]]:
     """Of each kind that targets choose: the names that its globs match, and everything below them."""
     found: dict[Kind, frozenset[str]] = {}
-    kinds: tuple[Kind, ...] = ("attention", "mlp", "blocks", "patches")
+    kinds: tuple[Kind, ...] = ("attention", "mlp", "blocks", "convolutions", "patches")
     for kind in kinds:
         chosen = globs_for(globs, kind)
         if chosen is not None:

@@ -21,6 +21,13 @@ def check_composition(methods: Sequence[Method]) -> None:
 def _why_not(one: Method, other: Method) -> str | None:
     if isinstance(one, LossTerm) and isinstance(other, LossTerm):
         return f"{one.name} and {other.name} are two forms of one comparison; choose one"
+    if isinstance(one, Penalty) and isinstance(other, Penalty):
+        reductions = one.normalisation, other.normalisation
+        if None not in reductions and reductions[0] != reductions[1]:
+            return (
+                f"{one.name} has reduction={reductions[0]} and {other.name} has reduction={reductions[1]}, so that "
+                "equal strengths would mean different things in one loss; give both the same reduction"
+            )
     if isinstance(one, Penalty) and isinstance(other, Perturbation):
         component = one.needs_unit_rows
         if component and other.uneven_rows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -29,9 +29,10 @@ from attemper.tempering.branches import Branch, branches_of, is_container
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
-from attemper.tempering.layers import MlpPenaltyAction, Parameters, TokenAction, WeightAction
+from attemper.tempering.layers import Parameters, TokenAction, WeightAction
 from attemper.tempering.own_dropout import Own, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
+from attemper.tempering.penalised import penalty_actions
 from attemper.tempering.penalties import Control
 from attemper.tempering.projecting import dense_behind
 from attemper.tempering.requirements import Requirements
@@ -91,7 +92,7 @@ class Placement(Requirements):
         self.place_attention()
         for method in self.methods:
             if isinstance(method, Penalty):
-                self.place_penalty(method)
+                self.actions += penalty_actions(self, method, self.control, self.slots)
         # Each sees the sums of a block before the next one changes them.
         for method in sorted(self.methods, key=lambda m: (isinstance(m, SkipRemover), isinstance(m, BranchMap))):
             if isinstance(method, BlockMap | BranchMap | SkipRemover):
@@ -299,18 +300,6 @@ class Placement(Requirements):
             f"the output projection of '{site.name}' ({type(site.module).__name__}) was not found among its layers, so "
             "the end of its branch is not known; leave it out with targets="
         )
-
-    def place_penalty(self, method: Method) -> None:
-        for mlp in self.mlps:
-            place = self.block_place(mlp.block, mlp.name)
-            if not cast(Penalty, method).wants_mlp(place):
-                continue
-            layers: list[tuple[nn.Module, Literal["ff1", "ff2"]]] = [(layer, "ff1") for layer in mlp.firsts]
-            for layer, which in (*layers, (mlp.last, "ff2")):
-                slot, plain, layout = self.slots.get(layer), inner(layer), self.layout(mlp.block, layer)
-                refuse_unknown_weight(method.name, mlp.name, slot, plain)
-                action = MlpPenaltyAction(self.control, place, method.at(place), which, layout, slot)
-                self.actions.append((plain, action))
 
     def place_blocks(self, method: Method) -> None:
         placed = len(self.actions)

@@ -1,5 +1,6 @@
 """What a recipe needs of a model, checked before a model is touched."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -7,10 +8,20 @@ from torch import nn
 
 from attemper.errors import ConflictError, NoSiteError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, BranchMap, LossTerm, PatchMap, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.methods.kinds import (
+    BlockMap,
+    BranchMap,
+    LossTerm,
+    Part,
+    PatchMap,
+    Penalty,
+    SkipRemover,
+    TokenMap,
+    WeightMap,
+)
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
-from attemper.sites import AttentionSite, Sites
+from attemper.sites import AttentionSite, ConvolutionSite, Sites
 from attemper.sites.adapted import inner
 from attemper.tempering.layers import Layout
 from attemper.tempering.own_dropout import active_dropout
@@ -26,6 +37,7 @@ class Requirements:
         self.mlps = [mlp for mlp in sites.mlps if sites.reaches(mlp.name, "mlp")]
         self.blocks = [block for block in sites.blocks if sites.reaches(block.name, "blocks")]
         self.patches = [patch for patch in sites.patches if sites.reaches(patch.name, "patches")]
+        self.convolutions = [each for each in sites.convolutions if sites.reaches(each.name, "convolutions")]
         self.names = {module: name for name, module in model.named_modules()}
 
     def check(self, method: Method) -> None:
@@ -57,9 +69,16 @@ class Requirements:
         parts = (
             ("attention", any(map(penalty.wants_attention, places)), self.sites.attentions),
             ("feed-forward networks", any(map(penalty.wants_mlp, places)), self.mlps),
+            ("convolutions", self.wants_convolutions(penalty), self.penalised_convolutions(penalty)),
         )
         missing = [what for what, wanted, found in parts if wanted and not found]
         acts = any(wanted and found for _, wanted, found in parts)
+        if missing == ["convolutions"] and self.convolutions:
+            raise NoSiteError(
+                f"'{method}' would act on none of the {len(self.convolutions)} convolutions of "
+                f"{type(self.model).__name__}: each is a layer that the recipe has another strength for, as a "
+                "projection of attention or as a part of a feed-forward network, or its own strength is 0"
+            )
         if missing and (not self.sites.reached or not acts):
             raise NoSiteError(self.nothing(method, " and ".join(missing)))
 
@@ -114,6 +133,37 @@ class Requirements:
         if first is None:
             return Place(block, len(self.sites.blocks), name=name)
         return replace(self.place(first), name=name)
+
+    def convolution_place(self, site: ConvolutionSite) -> Place:
+        """A convolution's place among the blocks; in a model without any, among the convolutions."""
+        if self.sites.blocks:
+            return self.block_place(site.block, site.name)
+        return Place(site.block, len(self.sites.convolutions), name=site.name, unit="convolution")
+
+    def wants_convolutions(self, penalty: Penalty) -> bool:
+        """Whether a penalty has a strength for any convolution, should there be one."""
+        blocks, convolutions = len(self.sites.blocks), len(self.sites.convolutions)
+        places = [Place(block, blocks) for block in range(blocks)]
+        alone = [Place(index, convolutions, unit="convolution") for index in range(max(convolutions, 1))]
+        return any(map(penalty.wants_convolution, places or alone))
+
+    def penalised_convolutions(self, penalty: Penalty) -> list[ConvolutionSite]:
+        """Those that a penalty wants, and that none of the recipe takes as a part of attention or of an MLP."""
+        penalties = [method for method in self.methods if isinstance(method, Penalty)]
+        taken = {layer for layer, part, place in self.parts() if any(each.takes(part, place) for each in penalties)}
+        free = [site for site in self.convolutions if inner(site.module) not in taken]
+        return [site for site in free if penalty.wants_convolution(self.convolution_place(site))]
+
+    def parts(self) -> Iterator[tuple[nn.Module, Part, Place]]:
+        """Every projection of attention and every layer of an MLP that a penalty may take."""
+        names: tuple[Part, ...] = ("q", "k", "v")
+        for site in self.sites.attentions:
+            if site.projections is not None:
+                yield from ((getattr(site.projections, name).module, name, self.place(site)) for name in names)
+        for mlp in self.mlps:
+            place = self.block_place(mlp.block, mlp.name)
+            yield from ((inner(layer), "ff1", place) for layer in mlp.firsts)
+            yield inner(mlp.last), "ff2", place
 
     def told_by(self, block: int) -> int:
         """The block whose attention tells of a block's tokens: itself, else the last one before it that has any."""

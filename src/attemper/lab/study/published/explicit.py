@@ -38,20 +38,24 @@ MAIN: tuple[tuple[str, str, Figures], ...] = (
     ("implicit FF", "ffdropout(0.2)", ((85.14, 0.63), (59.01, 1.13), (64.53, 0.47), (55.62, 0.74), (85.00, 0.86))),
     (
         "Arora Q + explicit FF",
-        f"arora(q=λ, p=0.2) + explicit(ff=λ, {PENALTY})",
+        f"arora(q=λ, {PENALTY}) + explicit(ff=λ, {PENALTY})",
         ((61.08, 0.80), (37.59, 0.79), (48.66, 6.52), (46.67, 2.03), (85.31, 0.86)),
     ),
     (
         "Arora K + explicit FF",
-        f"arora(k=λ, p=0.2) + explicit(ff=λ, {PENALTY})",
+        f"arora(k=λ, {PENALTY}) + explicit(ff=λ, {PENALTY})",
         ((47.01, 1.58), (29.61, 0.85), (51.84, 4.14), (44.52, 5.80), (84.22, 1.02)),
     ),
     (
         "Arora V + explicit FF",
-        f"arora(v=λ, p=0.2) + explicit(ff=λ, {PENALTY})",
+        f"arora(v=λ, {PENALTY}) + explicit(ff=λ, {PENALTY})",
         ((59.22, 1.80), (37.16, 1.51), (52.23, 7.40), (36.96, 2.28), (85.16, 0.55)),
     ),
-    ("Arora FF", "arora(ff=λ, p=0.2)", ((86.02, 0.51), (55.42, 1.37), (57.76, 0.90), (48.44, 1.05), (84.84, 0.43))),
+    (
+        "Arora FF",
+        f"arora(ff=λ, {PENALTY})",
+        ((86.02, 0.51), (55.42, 1.37), (57.76, 0.90), (48.44, 1.05), (84.84, 0.43)),
+    ),
     (
         "explicit FF",
         f"explicit(ff=λ, {PENALTY})",
@@ -105,9 +109,9 @@ SETTING = (
     "The paper gives seven blocks, p = 0.2, five seeds and the 70:30 split. Width 384, 12 heads, MLP 384, 4 × 4 "
     "patches, Adam, batch 128, cosine from the learning rate to 1e-5 with 5 warm-up epochs, 200 epochs and weight "
     "decay 5e-5 are most likely ones, from its authors' earlier public code. Crop and flip are our guess.",
-    "Strengths are read with reduction=authors: a trace over tokens divided by their number and summed over the "
-    "batch. Which one the paper used is not known, and at batch 128 this λ is 256 times that of reduction=mean. "
-    "Arora's term is a mean.",
+    "Strengths are read with reduction=authors, Arora's too: a trace over tokens divided by their number and summed "
+    "over the batch. The paper does not say so: its main text prints no divisor, its appendix B has ½ and 1/n for a "
+    "linear layer, and which one its runs used is not known. At batch 128 this λ is 256 times that of reduction=mean.",
 )
 CHOICE = (
     "One λ serves attention and feed-forward layers: our reading. λ and the learning rate are chosen on validation "

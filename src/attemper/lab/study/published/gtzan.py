@@ -23,7 +23,7 @@ GTZAN = Table(
         "copies are never on two sides of a split. Versions of one song, of which GTZAN has more, are not recognised. "
         "The test set has 200 clips, so that one clip is half a point.",
         "One λ serves attention and feed-forward layers: our reading. It is read with reduction=authors, under which "
-        "penalties grow with the batch; Arora's term is a mean. λ and the learning rate are chosen on validation.",
+        "penalties grow with the batch, Arora's too. λ and the learning rate are chosen on validation.",
         CHOICE[1],
     ),
     rows=main_rows("gtzan"),

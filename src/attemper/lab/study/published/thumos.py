@@ -12,9 +12,9 @@ SETTING = (
     "ambiguous steps are ignored. Width 1024, 8 heads, MLP 1024, Adam and batch 64 are most likely ones, from its "
     "authors' earlier public code. Epochs, warm-up and weight decay are ours.",
     "The split is made by video, so that no video has windows on both sides; the paper does not say how it splits.",
-    "Strengths are read with reduction=authors: a trace over tokens divided by their number and summed over the "
-    "batch. Which one the paper used is not known, and at batch 64 this λ is 128 times that of reduction=mean. "
-    "Arora's term is a mean.",
+    "Strengths are read with reduction=authors, Arora's too: a trace over tokens divided by their number and summed "
+    "over the batch. Which one the paper used is not known, and at batch 64 this λ is 128 times that of "
+    "reduction=mean.",
     "The model has 21 outputs, background and 20 actions: ambiguous steps are left out of training and test. Steps "
     "with two actions count for both, and are trained on with equal shares.",
 )
