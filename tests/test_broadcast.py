@@ -313,9 +313,79 @@ def test_remove_takes_everything_away(recipe):
 @pytest.mark.parametrize("variant", ["gate", "hybrid"])
 def test_gate_and_hybrid_refuse_a_model_without_a_class_token(name, variant):
     model = build(FAMILY[name])
-    with pytest.raises(NoSiteError, match=rf"cb\({variant}\)' needs a class token"):
+    with pytest.raises(NoSiteError, match=rf"cb\({variant}\)' needs a class token.*say so: prefix=1"):
         attemper.apply(model, f"cb({variant})")
     assert not any("_attemper" in module.__dict__ for module in model.modules())
+
+
+# --------------------------------------------------------------------------------------------- a class token by prefix
+@pytest.mark.parametrize("variant", ["gate", "hybrid"])
+@pytest.mark.parametrize("position", ["front", "mid", "end"])
+def test_prefix_says_that_the_first_token_is_a_class_token(position, variant):
+    model = encoder(nested=False).double().eval()
+    plain, x = copy.deepcopy(model), randn(2, 5, 16).double()
+    recipe = f"cb({variant}, position={position}, prefix=1)".replace(", position=end", "")
+    tempered = attemper.apply(model, recipe)
+    assert attemper.render(tempered.methods) == recipe
+    assert attemper.parse(recipe) == list(tempered.methods)
+
+    def by_hand(layer, h):
+        where = {name: FORMULAS[variant] if name == position else lambda t: t for name in ("front", "mid", "end")}
+        h = layer.norm1(h + layer.self_attn(h, h, h, need_weights=False)[0])
+        hidden = where["mid"](layer.activation(layer.linear1(where["front"](h))))
+        return layer.norm2(h + where["end"](layer.linear2(hidden)))
+
+    expected = x
+    for layer in plain.layers:
+        expected = by_hand(layer, expected)
+    torch.testing.assert_close(model(x), expected, atol=1e-12, rtol=0)
+    tempered.remove()
+    assert torch.equal(model(x), plain(x))
+
+
+def test_where_the_class_token_is_known_prefix_changes_nothing():
+    family, outputs = FAMILY["timm-vit"], []
+    for recipe in ("cb(gate)", "cb(gate, prefix=1)"):
+        model = build(family).eval()
+        attemper.apply(model, recipe)
+        outputs.append(call(model, family.inputs()))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("name", ["hf-bert", "timm-swin", "timm-vit-registers"])
+def test_prefix_serves_models_whose_class_token_nobody_knows(name):
+    family = FAMILY[name]
+    model = build(family).eval()
+    before = call(model, family.inputs())
+    attemper.apply(model, "cb(hybrid, prefix=1)")
+    assert not torch.allclose(call(model, family.inputs()), before, atol=1e-4)
+    call(model.train(), family.inputs()).sum().backward()
+
+
+@pytest.mark.parametrize("variant", ["gate", "hybrid"])
+def test_padding_on_the_left_is_not_taken_for_the_class_token(variant):
+    model = encoder(nested=False).double().eval()
+    attemper.apply(model, f"cb({variant}, prefix=1)")
+    x = randn(2, 6, 16).double()
+    padding = torch.tensor([[True, True, False, False, False, False], [False] * 6])
+    out = model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(out[0, 2:], model(x[:1, 2:])[0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(out[1], model(x[1:])[0], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": 1}, "prefix belongs to variant=gate or hybrid, and variant is cb: its mean is over all tokens"),
+        ({"variant": "cb_s", "prefix": 1}, "prefix belongs to variant=gate or hybrid, and variant is cb_s"),
+        ({"variant": "gate", "prefix": 0}, "variant=gate needs a class token: prefix must be at least 1, got 0"),
+        ({"variant": "hybrid", "prefix": -1}, "prefix must be a number .* got -1"),
+        ({"variant": "hybrid", "prefix": True}, "prefix must be a number .* got True"),
+    ],
+)
+def test_bad_prefixes_are_named(options, message):
+    with pytest.raises(ParameterError, match=message):
+        ContextBroadcast(**options)
 
 
 def test_causal_attention_is_refused_with_the_reason():

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attemper.methods.base import Method, Paper, check_choice
+from attemper.errors import ParameterError
+from attemper.methods.base import Method, Paper, check_choice, check_prefix
 from attemper.methods.kinds import Position, TokenMap, Tokens, tokens_mean
 from attemper.ops.stream import Stream
 
@@ -21,18 +22,25 @@ def context_broadcast(
     variant: "cb" (x_i + mean)/2; "cb_s" (x_i + scale ⊙ mean)/2; "gate" x_i (x_0 + 1); "hybrid" x_i x_0 + cb(x_i), where
         x_0 is the class token.
     scale: (C,), for "cb_s".
-    real: boolean (B, N); the mean leaves padding out.
+    real: boolean (B, N); the mean leaves padding out, and x_0 is the first token that is real.
 
     >>> context_broadcast(torch.tensor([[[0.0], [2.0]]])).flatten().tolist()
     [0.5, 1.5]
     """
     if variant == "gate":
-        return x * (x[:, :1] + 1)
+        return x * (first_token(x, real) + 1)
     mean = tokens_mean(x, real)
     if variant == "cb_s":
         return (x + (mean if scale is None else scale * mean)) / 2
     broadcast = (x + mean) / 2
-    return broadcast if variant == "cb" else x * x[:, :1] + broadcast
+    return broadcast if variant == "cb" else x * first_token(x, real) + broadcast
+
+
+def first_token(x: Tensor, real: Tensor | None) -> Tensor:
+    """(B, 1, C): the first token of x (B, N, C), or where some are padding the first real one."""
+    if real is None:
+        return x[:, :1]
+    return x.take_along_dim(real.to(torch.int8).argmax(1)[:, None, None], 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +51,8 @@ class ContextBroadcast(Method, TokenMap):
         token.
     branch: in which branch of every block: "mlp", "attention" or "both".
     position: in the MLP, after its second layer ("end"), before it ("mid") or before its first ("front").
+    prefix: for "gate" and "hybrid", how many tokens stand before the patches, the class token first, where the model
+        does not tell; x_0 is then the first token.
     """
 
     name: ClassVar[str] = "cb"
@@ -52,15 +62,28 @@ class ContextBroadcast(Method, TokenMap):
     variant: Literal["cb", "cb_s", "gate", "hybrid"] = "cb"
     branch: Literal["mlp", "attention", "both"] = "mlp"
     position: Literal["front", "mid", "end"] = "end"
+    prefix: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("variant", self.variant, VARIANTS)
         check_choice("branch", self.branch, ("mlp", "attention", "both"))
         check_choice("position", self.position, ("front", "mid", "end"))
+        if self.prefix is not None:
+            self._check_prefix()
+
+    def _check_prefix(self) -> None:
+        check_prefix(self.prefix)
+        if self.variant not in ("gate", "hybrid"):
+            raise ParameterError(
+                f"prefix belongs to variant=gate or hybrid, and variant is {self.variant}: its mean is over all "
+                "tokens, the class token among them"
+            )
+        if self.prefix == 0:
+            raise ParameterError(f"variant={self.variant} needs a class token: prefix must be at least 1, got 0")
 
     @property
     def needs_class_token(self) -> bool:  # type: ignore[override]
-        return self.variant in ("gate", "hybrid")
+        return self.variant in ("gate", "hybrid") and self.prefix is None
 
     @property
     def always(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_flag
+from attemper.methods.exact_power import power_exactly
 from attemper.methods.kinds import PatchMap, Position, TokenMap, Tokens
 from attemper.methods.spectral import (
     ALIGNED,
@@ -121,6 +122,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
     eps: the exponent, in (0, 1]; None is 0.95 for dct and 0.7 for svd. 1 changes nothing.
     where: "patches", the flattened pixel patches before the patch embedding; "tokens", after embedding and position.
     rescale: keep the largest value as it is; False divides by it, as third-party notes have the paper's formula.
+    exact: for kind="svd", decompose in float64 instead of approximating: slow, for who checks that κ becomes κ^eps.
     """
 
     name: ClassVar[str] = "graying"
@@ -131,6 +133,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
     eps: float | None = None
     where: Literal["patches", "tokens"] = "patches"
     rescale: bool = True
+    exact: bool = False
 
     _fits: ClassVar[Any]
 
@@ -138,13 +141,17 @@ class TokenGraying(Method, PatchMap, TokenMap):
         check_choice("kind", self.kind, ("dct", "svd"))
         check_choice("where", self.where, ("patches", "tokens"))
         check_flag("rescale", self.rescale)
+        check_flag("exact", self.exact)
+        if self.exact and self.kind != "svd":
+            raise ParameterError(f"exact belongs to kind=svd, and kind is {self.kind}, which approximates nothing")
         if self.eps is not None:
             if isinstance(self.eps, bool) or not isinstance(self.eps, int | float) or not 0 < self.eps <= 1:
                 raise ParameterError(f"eps must be a number in (0, 1], got {self.eps!r}")
             object.__setattr__(self, "eps", float(self.eps))
         # Fitted here and not in the forward pass, which may be compiled.
         wanted = (FINE, COARSE) if self.exponent >= LEAST_COARSE else (FINE,)
-        fits = tuple(fit_power(self.exponent, precision) for precision in wanted) if self.kind == "svd" else ()
+        fitted = self.kind == "svd" and not self.exact
+        fits = tuple(fit_power(self.exponent, precision) for precision in wanted) if fitted else ()
         object.__setattr__(self, "_fits", fits)
 
     @property
@@ -168,7 +175,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
         """Tokens (B, N, d) with better conditioning. real: boolean (B, N); padding neither counts nor changes.
 
         Patches on a GPU, where autocast asks for a half-precision type or they have one, are computed to about that
-        accuracy; their singular values so only with an exponent of 0.6 or more.
+        accuracy; their singular values so only with an exponent of 0.6 or more, and not where `exact` is asked for.
         """
         half = self.where == "patches" and _wants_half(x)
         with without_autocast(x):
@@ -179,6 +186,8 @@ class TokenGraying(Method, PatchMap, TokenMap):
                 out = gray_dct(wide, self.exponent, self.rescale, real)
             elif self.kind == "dct":
                 out = gray_dct_in_half(wide, self.exponent, self.rescale)
+            elif self.exact:
+                out = power_exactly(wide, self.exponent, self.rescale)
             elif half and len(self._fits) > 1:
                 out = power_singular_values_in_half(wide, self._fits[1], self.rescale)
             else:

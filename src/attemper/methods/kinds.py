@@ -1,6 +1,6 @@
 """What a method can do besides perturbing attention: each kind is one function that tempering knows how to place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -296,9 +296,11 @@ def mixes_tokens(method: object) -> bool:
 
 
 class LossTerm:
-    """Compares two stochastic passes of the same batch."""
+    """Compares stochastic passes of the same batch: two, or as many as `passes` says."""
 
     strength: float
+    passes: int = 2
+    """How often a batch runs. More than two need `compare_all`."""
 
     def compare(self, first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
         """A scalar from the logits (…, classes) of two passes.
@@ -306,6 +308,11 @@ class LossTerm:
         counted: boolean (…), False where there is nothing to predict, such as padding; None: everything counts.
         """
         raise NotImplementedError
+
+    def compare_all(self, logits: Sequence[Tensor], counted: Tensor | None = None) -> Tensor:
+        """The same from the logits of all passes."""
+        first, second = logits
+        return self.compare(first, second) if counted is None else self.compare(first, second, counted)
 
 
 def wide(t: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def apply(
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
     if auto_penalty and any(isinstance(method, LossTerm) for method in methods):
         raise ConflictError(
-            f"auto_penalty cannot serve '{describe(methods)}': a comparison of two passes needs "
+            f"auto_penalty cannot serve '{describe(methods)}': a comparison of passes needs "
             "tempered.loss(forward, criterion)"
         )
     sites = find_sites(model, targets, look_at(model) if methods else None)

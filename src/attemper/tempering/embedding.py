@@ -49,7 +49,7 @@ class PatchAction(Action):
 
 @dataclass
 class ReuseAction(Action):
-    """Embeds the same image once for two passes that are compared: up to the first block they are equal.
+    """Embeds the same image once for all passes that are compared: up to the first block they are equal.
 
     If the image is changed in place between them, backward says so, as the gradient of the embedding needs it.
     """

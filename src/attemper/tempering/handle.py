@@ -87,7 +87,7 @@ class Tempered(Rates):
         counted: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """The training loss: the task's own, the penalties, and the comparison of two passes if the recipe has one.
+        """The training loss: the task's own, the penalties, and the comparison of passes if the recipe has one.
 
         forward: runs the model and returns its output: a tensor, a dict with "logits", or a Transformers output.
         criterion: turns that output into a scalar.
@@ -115,18 +115,21 @@ class Tempered(Rates):
         counted: Tensor | None,
         weight: Tensor | None,
     ) -> Tensor:
-        ledger = self.control.ledger
+        ledger, passes = self.control.ledger, comparison.passes
         ledger.embedded = []
         try:
-            first = forward()
-            penalised = self._with_penalty(_weighted(criterion(first) / 2, weight))
+            outputs = [forward()]
+            penalised = self._with_penalty(_weighted(criterion(outputs[0]) / passes, weight))
             ledger.muted = True
             with frozen_batch_norm(self.model):
-                second = forward()
+                outputs += [forward() for _ in range(passes - 1)]
         finally:
             ledger.muted, ledger.embedded = False, None
-        divergence = comparison.compare(logits_of(first), logits_of(second), *_fitting(counted, logits_of(first)))
-        return penalised + _weighted(criterion(second) / 2 + comparison.strength * divergence, weight)
+        logits = [logits_of(out) for out in outputs]
+        added = comparison.strength * comparison.compare_all(logits, _fitting(counted, logits[0]))
+        for out in outputs[1:]:
+            added = criterion(out) / passes + added
+        return penalised + _weighted(added, weight)
 
     def _with_penalty(self, loss: Tensor) -> Tensor:
         entries, tickets = self.control.ledger.take_own()
@@ -300,16 +303,16 @@ def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
     return loss if weight is None else weight * loss
 
 
-def _fitting(counted: Tensor | None, logits: Tensor) -> tuple[Tensor, ...]:
-    """What a comparison is given besides two passes: nothing where everything counts."""
+def _fitting(counted: Tensor | None, logits: Tensor) -> Tensor | None:
+    """Which predictions count; raise where that does not fit them."""
     if counted is None:
-        return ()
+        return None
     if counted.dtype != torch.bool or counted.shape != logits.shape[:-1]:
         raise ParameterError(
             f"counted must be boolean, one value for every prediction; got {counted.dtype} {tuple(counted.shape)} for "
             f"logits {tuple(logits.shape)}"
         )
-    return (counted,)
+    return counted
 
 
 def _cell(row: Row | None) -> str:

@@ -42,7 +42,7 @@ class Ticket:
         self.names = names
         """The methods whose terms must come along in backward."""
         self.compares = compares
-        """Whether the recipe compares two passes and this one ran outside of `tempered.loss`."""
+        """Whether the recipe compares passes and this one ran outside of `tempered.loss`."""
         self.automatic = automatic
         """Whether the output carries the terms by itself (auto_penalty)."""
         self.applied = False
@@ -147,14 +147,14 @@ class Ledger:
         self.aside: Chain | None = None
         """The same from before `tempered.loss` began."""
         self.uncompared = False
-        """Whether a compiled pass ran outside of `tempered.loss` though the recipe compares two passes."""
+        """Whether a compiled pass ran outside of `tempered.loss` though the recipe compares passes."""
         self.forgot = False
         """Whether a backward pass went through the output of a compiled pass whose terms nobody had taken."""
         self.pending = NOTHING
         self.sentinel = self.guard(torch.device("cpu"))
         """A leaf that gets a gradient when backward goes through the output of a compiled pass."""
         self.muted = False
-        """While True, penalties do not count: the second pass of a comparison."""
+        """While True, penalties do not count: in all but the first pass of a comparison."""
         self.origins: Any = None
         """Where the axes of tensors come from, while a pass is watched."""
         self.padding: dict[int, Tensor] = {}
@@ -162,7 +162,7 @@ class Ledger:
         self.entry_padding: Tensor | None = None
         """The same before the first block, as far as the arguments of the block tell."""
         self.embedded: list[tuple[str, Tensor, Tensor]] | None = None
-        """While two passes are compared: the name, the image and the tokens of every patch embedding in the first."""
+        """While passes are compared: the name, the image and the tokens of every patch embedding in the first."""
 
     # ------------------------------------------------------------------------------------------------- eager passes
     def begin(self, opener: int) -> Pass:
@@ -304,7 +304,7 @@ def why_forgotten(ticket: Ticket) -> str:
     """What went wrong in a training step that left something out, and how to do it right."""
     if ticket.compares:
         return (
-            "the last training step went backward through an output of the tempered model without comparing two "
+            "the last training step went backward through an output of the tempered model without comparing "
             "passes: a recipe with consistency or rdrop acts in loss = tempered.loss(lambda: model(x), lambda out: "
             "criterion(out, y)). Passes that are not for training belong into torch.no_grad() or tempered.disabled()."
         )

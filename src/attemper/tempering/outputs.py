@@ -1,4 +1,4 @@
-"""What models return, and how to run one twice as if it had run once."""
+"""What models return, and how to run one several times as if it had run once."""
 
 import contextlib
 from collections.abc import Callable, Iterator, MutableMapping
@@ -24,7 +24,7 @@ def logits_of(out: Any) -> Tensor:
             if isinstance(part, Tensor):
                 return part
     raise ParameterError(
-        "a comparison of two passes needs logits: a tensor, a dict or output with 'logits', or a tuple that starts "
+        "a comparison of passes needs logits: a tensor, a dict or output with 'logits', or a tuple that starts "
         f"with them; the model returned {type(out).__name__}"
     )
 

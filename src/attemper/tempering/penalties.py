@@ -48,7 +48,7 @@ class Control:
     """The keywords that apply was given, for a file that says them."""
     ledgers: Ledgers = field(default_factory=Ledgers)
     compares: bool = field(init=False)
-    """Whether the recipe compares two passes."""
+    """Whether the recipe compares passes."""
     adds: bool = field(init=False)
     """Whether the recipe adds anything to the loss."""
 
@@ -96,7 +96,7 @@ class Control:
     def enter(self, entry: Entry) -> None:
         """Put a term into the ledger, if this pass counts.
 
-        A backward pass that recomputes a checkpointed block does not, nor does the second pass of a comparison. Both
+        A backward pass that recomputes a checkpointed block does not, nor do later passes of a comparison. Both
         compute the term all the same: checkpointing wants the tensors of the first time again.
         """
         ledger = self.ledger

@@ -239,7 +239,8 @@ class Placement(Requirements):
     ) -> TokenAction:
         place = self.block_place(block, name)
         if kind.needs_class_token and not place.class_token:
-            raise NoSiteError(f"'{method}' needs a class token, and none is known before '{name}' in block {block}")
+            said = "; if the first token is one, say so: prefix=1" if hasattr(method, "prefix") else ""
+            raise NoSiteError(f"'{method}' needs a class token, and none is known for '{name}', block {block}{said}")
         told_by = self.told_by(block)
         made: type[TokenAction] = EntryAction if side == "entry" else TokenAction
         side = "input" if side == "entry" else side

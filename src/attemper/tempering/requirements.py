@@ -100,8 +100,8 @@ class Requirements:
         if any(m.stochastic and not m.idle for m in self.methods) or active_dropout(self.model):
             return
         raise ConflictError(
-            f"{method.name} compares two stochastic passes, and nothing in '{describe(self.methods)}' or in the model "
-            f"is stochastic: both would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
+            f"{method.name} compares stochastic passes, and nothing in '{describe(self.methods)}' or in the model "
+            f"is stochastic: all would be equal. Add a method, such as 'dropkey(0.1) + {method.name}'."
         )
 
     def check_projections(self, method: Method) -> None:

@@ -113,7 +113,7 @@ class Learner:
 
         with self.autocast():
             total = self.tempered.loss(lambda: self.network(inputs), criterion, counted, weight)
-        losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares two passes asks twice
+        losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares passes asks once for each
         means = losses.mean(), self.task.right(seen[0][1], targets)
         loss, right = means if weight is None else (weight * mean for mean in means)
         self.meter.update(*self.ranks.mean((total.detach(), loss, right), self.share))

@@ -13,7 +13,7 @@ class Reading:
     loss: float
     accuracy: float
     penalty: float
-    """What the recipe added to the loss: penalties, or the comparison of two passes."""
+    """What the recipe added to the loss: penalties, or the comparison of passes."""
     bad_batch: int | None
     """The first batch, counted from 1, whose loss was no number or above the bound."""
     bad_loss: float | None

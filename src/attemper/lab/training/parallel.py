@@ -14,7 +14,7 @@ from attemper.lab.training.ranks import Ranks
 class Objective(nn.Module):
     """A model and its training loss in one: (inputs, targets) → a scalar.
 
-    DDP follows what a module gives back. It must see both passes of a comparison at once, and penalties too.
+    DDP follows what a module gives back. It must see all passes of a comparison at once, and penalties too.
 
     loss: a method of the object that has the model.
     """
