@@ -27,7 +27,7 @@ class JacobianReport:
     """The singular values of a Jacobian in short."""
 
     condition: float | None
-    """κ, largest over smallest; None: not known, since the Jacobian is above the limit."""
+    """κ, largest over smallest; infinite where the smallest is 0 up to rounding. None: not known, above the limit."""
     largest: float
     """σ_max."""
     smallest: float | None
@@ -39,7 +39,7 @@ class JacobianReport:
     whole: bool
     """Whether all singular values were computed; False: σ_max alone."""
     reason: str = ""
-    """Why directions were left out, why κ is not known, or that it is beyond what float64 resolves."""
+    """Why directions were left out, why κ is not known, or how many singular values are 0 up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,12 @@ def from_matrix(jacobian: Tensor, shape: torch.Size, null: NullDirections | None
     left_out, reason = (0, "") if null is None else (null.count, str(null))
     sigma = singular_values(jacobian, shape, null)
     largest, smallest = float(sigma[0]), float(sigma[-1])
-    condition = largest / smallest if smallest > 0 else math.inf
-    if smallest <= largest * torch.finfo(torch.float64).eps * math.sqrt(max(jacobian.shape)):
-        reason = "; ".join(filter(None, [reason, "κ is beyond what float64 resolves"]))
+    rounding = largest * torch.finfo(torch.float64).eps * math.sqrt(max(jacobian.shape))
+    zeros = int((sigma <= rounding).sum())
+    if zeros:
+        said = f"{zeros} of {len(sigma)} singular values that count are 0 up to rounding"
+        reason = f"{reason}; {said}" if reason else said
+    condition = math.inf if zeros else largest / smallest
     return JacobianReport(condition, largest, smallest, left_out, jacobian.shape[1], True, reason)
 
 
