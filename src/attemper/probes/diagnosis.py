@@ -1,7 +1,6 @@
 """`attemper.diagnose`: what the attention of a model does with a batch, per block and head."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,11 @@ from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError, UnmetError, suggestion
 from attemper.probes.attention import HeadStatistics, Seen, head_statistics
+from attemper.probes.block_jacobians import block_jacobians
+from attemper.probes.branch_rows import Log
 from attemper.probes.conditioning import conditioning
 from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
-from attemper.probes.tokens import BlockWatch, JacobianWatch, block_watches
+from attemper.probes.tokens import BlockWatch, block_watches
 from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wrapped, run_model
 from attemper.sites import AttentionSite, Sites, find_sites
 from attemper.sites.targets import Targets
@@ -23,7 +24,7 @@ PROBES = {
     "distance": "how far attention reaches on the grid of patches",
     "logits": "largest logit, lengths of queries and keys",
     "conditioning": "κ, effective rank and similarity of the tokens through every block",
-    "jacobian": "κ of the Jacobian of every block's attention, on a sub-sample; slow",
+    "jacobian": "κ of the Jacobians of attention and feed-forward network, without and with their skips; slow",
 }
 """Names for `diagnose(probes=…)`, with what each of them looks at."""
 
@@ -33,7 +34,15 @@ MOST_DECOMPOSED = 8
 """Samples whose token matrices are decomposed: singular values take longer than the model."""
 
 
-def diagnose(model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, targets: Targets | None = None) -> Table:
+def diagnose(
+    model: nn.Module,
+    batch: Any,
+    probes: Sequence[str] = DEFAULT,
+    *,
+    targets: Targets | None = None,
+    jacobian_limit: int | None = None,
+    log: Log = lambda line: None,
+) -> Table:
     """Look at a model, tempered or plain, while it runs once on a batch, in eval mode and without gradients.
 
     Fused attention stays on. Afterwards everything is as it was: outputs, weights, modes, random generators.
@@ -41,6 +50,9 @@ def diagnose(model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, t
     batch: what the model takes: a tensor, a tuple of arguments, or a dict of named ones.
     probes: names of `attemper.probes.PROBES`.
     targets: globs on the names of modules of your own that compute attention, as in `attemper.apply`.
+    jacobian_limit: with more coordinates (tokens × channels) than that, of a Jacobian only σ_max is computed; otherwise
+        4,096 on a CPU and 25,000 on a GPU.
+    log: called with a line before each Jacobian, which may take minutes.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     >>> table = diagnose(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(4, 9, 16))
@@ -57,8 +69,8 @@ def diagnose(model: nn.Module, batch: Any, probes: Sequence[str] = DEFAULT, *, t
         if "conditioning" in wanted:
             tokens = _token_rows(model, batch, sites)
         if "jacobian" in wanted:
-            jacobians = _jacobian_rows(model, batch, sites)
-            notes += [] if jacobians else ["no block joins its attention to the stream in a way that is understood"]
+            jacobians = block_jacobians(model, first_sample(batch), sites, jacobian_limit, log)
+            notes += [] if jacobians else ["no Jacobian: this model has no blocks that are recognised"]
     return Table(type(model).__name__, _samples(batch), heads, tokens, jacobians, tuple(notes))
 
 
@@ -136,19 +148,6 @@ def _token_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[TokenRow, .
     with looking(block_watches(model, sites, BlockWatch, tell)):
         run_model(model, batch)
     return tuple(rows)
-
-
-def _jacobian_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[JacobianRow, ...]:
-    watches = block_watches(model, sites, JacobianWatch, lambda block, place, tokens: None)
-    with looking(watches):
-        run_model(model, first_sample(batch))
-    return tuple(
-        JacobianRow(watch.site.index, place, condition)
-        for _, watch in watches
-        if isinstance(watch, JacobianWatch)
-        for place, condition in watch.found.items()
-        if not math.isnan(condition)
-    )
 
 
 def first_sample(batch: Any) -> Any:

@@ -63,11 +63,26 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class JacobianRow:
-    """κ of a sub-sample of the Jacobian of one block's attention."""
+    """The Jacobian of one branch of a block by its own input, at one sample. None: not known, and `reason` says why."""
 
     block: int
+    site: str
+    """The block's name in the model."""
     place: str
-    condition: float
+    """"attention", "mlp", or "block" where both are one sum; or one of them with " + skip"."""
+    condition: float | None
+    """κ, without the directions that the norm before the branch loses."""
+    largest: float | None
+    """σ_max."""
+    smallest: float | None
+    """σ_min of those that count in κ."""
+    left_out: int
+    """Directions that do not count in κ."""
+    coordinates: int
+    """Tokens × channels of the sample."""
+    whole: bool
+    """Whether all singular values were computed."""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,9 +117,11 @@ class Table:
         if self.heads:
             lines += ["", *aligned(_head_cells(self.heads))]
         if self.tokens:
-            lines += ["", *aligned(_token_cells(self.tokens, self.jacobians))]
+            lines += ["", *aligned(_token_cells(self.tokens))]
+        if self.jacobians:
+            lines += ["", *aligned(_jacobian_cells(self.jacobians))]
         lines += [f"! {flag}" for flag in self.flags]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in (*jacobian_reasons(self.jacobians), *self.notes))])
 
 
 HEAD_COLUMNS = {
@@ -129,15 +146,45 @@ def _head_cells(rows: Sequence[HeadRow]) -> list[list[str]]:
     return table
 
 
-def _token_cells(rows: Sequence[TokenRow], jacobians: Sequence[JacobianRow]) -> list[list[str]]:
-    of = {(row.block, row.place): row.condition for row in jacobians}
-    extra = ["κ(Jacobian)"] if jacobians else []
-    table = [["block", "tokens", "κ", "eff. rank", "similarity", *extra]]
+def _token_cells(rows: Sequence[TokenRow]) -> list[list[str]]:
+    table = [["block", "tokens", "κ", "eff. rank", "similarity"]]
     for row in rows:
-        more = [figure(of.get((row.block, row.place)))] if jacobians else []
-        cells = [figure(row.condition), figure(row.effective_rank), figure(row.similarity)]
-        table.append([str(row.block), row.place, *cells, *more])
+        table.append([str(row.block), row.place, *map(figure, (row.condition, row.effective_rank, row.similarity))])
     return table
+
+
+JACOBIAN_COLUMNS = {
+    "condition": "κ(Jacobian)",
+    "largest": "σ max",
+    "smallest": "σ min",
+    "left_out": "left out",
+    "coordinates": "coordinates",
+}
+"""Field of a row → its title."""
+
+
+def _jacobian_cells(rows: Sequence[JacobianRow]) -> list[list[str]]:
+    table = [["block", "branch", *JACOBIAN_COLUMNS.values()]]
+    return table + [[str(row.block), row.place, *jacobian_figures(row)] for row in rows]
+
+
+def jacobian_figures(row: JacobianRow) -> list[str]:
+    """The columns of a row in words."""
+    return [*map(figure, (row.condition, row.largest, row.smallest)), str(row.left_out), f"{row.coordinates:,}"]
+
+
+def jacobian_reasons(rows: Sequence[JacobianRow]) -> tuple[str, ...]:
+    """What was left out of κ, or is not known, and why: one line for all the rows of which the same is true."""
+    found: dict[str, list[JacobianRow]] = {}
+    for row in rows:
+        if row.reason:
+            found.setdefault(row.reason, []).append(row)
+    lines = []
+    for reason, same in found.items():
+        blocks = list(dict.fromkeys(str(row.block) for row in same))
+        places = ", ".join(dict.fromkeys(row.place for row in same))
+        lines.append(f"{places} of block{'s' if len(blocks) > 1 else ''} {', '.join(blocks)}: {reason}")
+    return tuple(lines)
 
 
 def figure(value: float | None) -> str:
@@ -152,7 +199,7 @@ def figure(value: float | None) -> str:
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns under their titles: words to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens")}
+    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens", "branch")}
 
     def line(row: Sequence[str]) -> str:
         cells = (c.ljust(w) if at in words else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))

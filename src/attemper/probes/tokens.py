@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attemper.probes.conditioning import Conditioning, condition_number, conditioning
+from attemper.probes.conditioning import Conditioning, conditioning
 from attemper.probes.watching import in_eval, run_model
 from attemper.sites import BlockSite, Sites
 from attemper.tempering.branches import Branch, branches_of
@@ -20,8 +20,8 @@ from attemper.tempering.layers import Layout, to_tokens
 from attemper.tempering.residual import Residuals, Sum, tensors
 from attemper.tempering.subclassing import Action
 
-PLACES = ("input", "attention", "attention + skip", "output")
-"""In the order in which tokens pass them. "attention" is the branch before it joins the stream."""
+PLACES = ("input", "attention", "attention + skip", "mlp", "output")
+"""In the order in which tokens pass them. "attention" and "mlp" are the branches before they join the stream."""
 
 TellTokens = Callable[[int, str, Tensor], None]
 """(block, place, tokens (B, N, d))"""
@@ -35,13 +35,8 @@ class BlockWatch(Action):
     branches: tuple[Branch, ...]
     layout: Layout
     tell: TellTokens
-    joined: list[tuple[Tensor, Tensor]] = field(default_factory=list, init=False)
-    """The branch of every attention, and the stream behind it."""
-
-    @property
-    def attentions(self) -> int:
-        """How many attentions the block has."""
-        return sum(branch.is_attention for branch in self.branches)
+    sums: list[tuple[Sum, Tensor]] = field(default_factory=list, init=False)
+    """Where branches were added to the stream, and what came out."""
 
     def acts(self, training: bool) -> bool:
         return True
@@ -52,75 +47,44 @@ class BlockWatch(Action):
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for tokens in given[:1]:
                 self.report("input", tokens)
-            if len(self.joined) == self.attentions:
-                branch, stream = self.joined[-1]
-                self.report("attention", branch)
+            for added, stream in self.last_of("attention"):
+                self.report("attention", added.branch)
                 self.report("attention + skip", stream)
+            for added, _ in self.last_of("mlp"):
+                self.report("mlp", added.branch)
             self.report("output", first_tensor(out))
-        self.joined = []
+        self.sums = []
         return out
 
     def watched(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """The block's output; what its attentions added is noted."""
-        self.joined = []
+        """The block's output; what its branches added is noted."""
+        self.sums = []
         with Residuals(module, tensors(args, kwargs), self.branches, self.add):
             return forward(*args, **kwargs)
 
     def add(self, added: Sum) -> Tensor:
         """What `Residuals` calls where a branch meets the stream: the sum is made as the model makes it."""
         out = added.plain()
-        if any(each.is_attention for each in added.ended):
-            self.joined.append((added.branch, out))
+        self.sums.append((added, out))
         return out
+
+    def last_of(self, place: str) -> list[tuple[Sum, Tensor]]:
+        """The last sum of a kind; nothing where an attention of the block was met in no sum."""
+        attentions = sum(branch.is_attention for branch in self.branches)
+        met = sum(any(branch.is_attention for branch in added.ended) for added, _ in self.sums)
+        if place == "attention" and met != attentions:
+            return []
+        return [each for each in self.sums if place_of(each[0].ended) == place][-1:]
 
     def report(self, place: str, x: Tensor) -> None:
         if x.dim() >= 2 and x.is_floating_point():
             self.tell(self.site.index, place, to_tokens(x.detach(), self.layout))
 
 
-@dataclass
-class JacobianWatch(BlockWatch):
-    """Tells κ of the Jacobian of one block's attention, without and with its skip, on a sub-sample of coordinates.
-
-    The full Jacobian is (N·d)². Of it, the rows and columns of `size` coordinates are taken, the same for both: the
-    skip's identity then adds an identity.
-    """
-
-    size: int = 64
-    found: dict[str, float] = field(default_factory=dict, init=False)
-
-    def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        with torch.enable_grad():
-            at = next((i for i, x in enumerate(args) if isinstance(x, Tensor) and x.is_floating_point()), None)
-            if at is None:  # given by name: a block of Transformers may be called so, and is left out
-                return forward(*args, **kwargs)
-            leaf = args[at].detach().requires_grad_()
-            args = (*args[:at], leaf.clone(), *args[at + 1 :])  # a block may change its input in place
-            out = self.watched(module, forward, args, kwargs)
-            with torch._C.DisableTorchFunction():
-                self.differentiate(leaf)
-        self.joined = []
-        return out
-
-    def differentiate(self, leaf: Tensor) -> None:
-        if len(self.joined) != self.attentions or self.attentions == 0:
-            return
-        branch, stream = self.joined[-1]
-        if branch.numel() != leaf.numel():
-            return
-        generator = torch.Generator().manual_seed(0)
-        chosen = torch.randperm(leaf.numel(), generator=generator)[: self.size].to(leaf.device)
-        for place, out in (("attention", branch), ("attention + skip", stream)):
-            self.found[place] = float(condition_number(_submatrix(out, leaf, chosen)))
-
-
-def _submatrix(out: Tensor, leaf: Tensor, chosen: Tensor) -> Tensor:
-    """∂out/∂leaf at some coordinates, the same of both."""
-    flat = out.reshape(-1)
-    rows = [torch.autograd.grad(flat[i], leaf, retain_graph=True, allow_unused=True)[0] for i in chosen.tolist()]
-    return torch.stack(
-        [torch.zeros_like(chosen, dtype=leaf.dtype) if r is None else r.reshape(-1)[chosen] for r in rows]
-    )
+def place_of(ended: Sequence[Branch]) -> str:
+    """What is added to the stream: "attention", "mlp", or "block" where both were added to each other before."""
+    kinds = {branch.is_attention for branch in ended}
+    return "block" if len(kinds) > 1 else "attention" if kinds == {True} else "mlp"
 
 
 def first_tensor(out: Any) -> Tensor:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from attemper.lab.tasks.user_images import Images
     from attemper.probes.pictures import Query
-    from attemper.probes.table import Table
+    from attemper.probes.table import JacobianRow, Table, TokenRow
 
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
@@ -59,6 +59,9 @@ class Diagnose:
     """Where files are written."""
     probes: tuple[str, ...] = ("entropy", "distance", "logits", "conditioning")
     """Which of entropy, distance, logits, conditioning, jacobian."""
+    jacobian_limit: Number = None
+    """Tokens × channels above which of a Jacobian only the largest singular value is computed; otherwise 4096 on a CPU
+    and 25000 on a GPU."""
     query: str = "class"
     """Whose attention is drawn: 'class', or row and column of a patch such as 3,4."""
     most: int = 16
@@ -91,7 +94,9 @@ class Diagnose:
         if self.beside is not None:
             models[_label(self.beside)] = self._model(size, self.beside).to(device)
         inputs = to_input(images.pixels, self.model, self.channels).to(device)
-        table = attemper.diagnose(model, inputs, self.probes)
+        table = attemper.diagnose(
+            model, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(where, line)
+        )
         notes = [images.warning] if images.warning else []
         shown, drawn = self._pictures(models, images, inputs, query)
         notes += shown
@@ -108,12 +113,15 @@ class Diagnose:
         return {"model": self.model, "recipe": self.recipe, **files}
 
     def _check(self) -> None:
-        limits = {"most": (1, 10_000), "pictures": (0, 10_000), "size": (1, 8_192), "classes": (1, 1_000_000)}
+        limits = {
+            "most": (1, 10_000), "pictures": (0, 10_000), "size": (1, 8_192), "classes": (1, 1_000_000),
+            "jacobian_limit": (1, 1_000_000),
+        }  # fmt: skip
         for name, (least, largest) in limits.items():
             value = getattr(self, name)
             if value is not None and not least <= value <= largest:
                 end = f"at least {least}" if value < least else f"at most {largest:,}"
-                raise ParameterError(f"--{name} is {value}; it must be {end}.")
+                raise ParameterError(f"--{name.replace('_', '-')} is {value}; it must be {end}.")
         if self.channels not in (1, 3):
             raise ParameterError(f"--channels is {self.channels}; it must be 1 or 3.")
 
@@ -270,10 +278,26 @@ def charts(table: Table) -> dict[str, Image]:
         ("effective_rank", "Effective rank of the tokens", "rank", False),
         ("similarity", "Similarity of two tokens", "mean cosine", False),
     ):
-        lines = {place: [getattr(row, name) for row in table.tokens if row.place == place] for place in PLACES}
-        if any(lines.values()):
+        if table.tokens:
+            lines = over_blocks(table.tokens, PLACES, name)
             drawn[f"curve-{name.replace('_', '-')}"] = curves(lines, title=title, y=y, log=log)
+    for name, title, y in (
+        ("condition", "Condition number of the Jacobian", "κ"),
+        ("largest", "Largest singular value of the Jacobian", "σ max"),
+    ):
+        lines = over_blocks(table.jacobians, list(dict.fromkeys(row.place for row in table.jacobians)), name)
+        if any(value is not None for values in lines.values() for value in values):
+            drawn[f"curve-jacobian-{name}"] = curves(lines, title=title, y=y, log=True)
     return drawn
+
+
+def over_blocks(
+    rows: Sequence[TokenRow | JacobianRow], places: Sequence[str], name: str
+) -> dict[str, list[float | None]]:
+    """One column of rows by place, each a list over all blocks; None where a block has no such place."""
+    blocks = sorted({row.block for row in rows})
+    found = {(row.block, row.place): getattr(row, name) for row in rows}
+    return {place: [found.get((block, place)) for block in blocks] for place in places}
 
 
 def _caption(name: str) -> str:

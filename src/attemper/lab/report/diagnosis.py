@@ -9,7 +9,17 @@ from attemper.lab.report.heat import heat_map
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite
-from attemper.probes.table import BLOW_UP, COLLAPSE, HEAD_COLUMNS, HeadRow, Table, figure
+from attemper.probes.table import (
+    BLOW_UP,
+    COLLAPSE,
+    HEAD_COLUMNS,
+    JACOBIAN_COLUMNS,
+    HeadRow,
+    Table,
+    figure,
+    jacobian_figures,
+    jacobian_reasons,
+)
 from attemper.probes.tokens import PLACES
 
 HEATS = {
@@ -44,6 +54,8 @@ def make_page(
         sections.append(_heats(found))
     if found.tokens:
         sections.append(_tokens(found))
+    if found.jacobians:
+        sections.append(_jacobians(found))
     if pictures:
         sections.append(_pictures(pictures))
     sections += _tables(found)
@@ -91,26 +103,46 @@ def _tokens(found: Table) -> Section:
             for at, place in enumerate(PLACES)
         ]
         panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label=label, log=log), digits=4))
-    if found.jacobians:
-        curves = [
-            Curve(
-                label=place,
-                series=PLACES.index(place),
-                x=[row.block for row in found.jacobians if row.place == place],
-                y=[finite(row.condition) for row in found.jacobians if row.place == place],
-            )
-            for place in dict.fromkeys(row.place for row in found.jacobians)
-        ]
-        title = "Condition number of attention's Jacobian"
-        panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label="κ", log=True), digits=4))
     names = legend([(place, at) for at, place in enumerate(PLACES)], switches=True)
     return Section(
         heading="Tokens through the blocks",
         lead=(
-            "At the input of every block, behind attention before and after the skip is added, and at the block's end. "
+            "At the input of every block, behind attention before and after the skip is added, behind the feed-forward "
+            "network before its skip, and at the block's end. "
             "Tokens that grow alike have a high similarity and a low rank."
         ),
         body=f'<div data-group>{names}<div class="panels">{"".join(panels)}</div></div>',
+    )
+
+
+def _jacobians(found: Table) -> Section:
+    places = list(dict.fromkeys(row.place for row in found.jacobians))
+    panels = []
+    for name, title, label in (
+        ("condition", "Condition number of the Jacobian", "κ"),
+        ("largest", "Largest singular value", "σ max"),
+        ("smallest", "Smallest singular value that counts", "σ min"),
+    ):
+        curves = [
+            Curve(
+                label=place,
+                series=at,
+                x=[row.block for row in found.jacobians if row.place == place],
+                y=[finite(getattr(row, name)) for row in found.jacobians if row.place == place],
+            )
+            for at, place in enumerate(places)
+        ]
+        if any(value is not None for curve in curves for value in curve.y):
+            panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label=label, log=True), digits=4))
+    names = legend([(place, at) for at, place in enumerate(places)], switches=True)
+    why = "".join(f"<li>{escape(line)}</li>" for line in jacobian_reasons(found.jacobians))
+    return Section(
+        heading="Jacobians of the branches",
+        lead=(
+            "Of one image: how each branch of a block, and the stream behind it, change with the branch's own input. "
+            "Directions that the norm before the branch loses do not count in κ of the branch alone."
+        ),
+        body=f'<div data-group>{names}<div class="panels">{"".join(panels)}</div></div><ul>{why}</ul>',
     )
 
 
@@ -148,4 +180,18 @@ def _tables(found: Table) -> list[Section]:
             for row in found.tokens
         ]
         sections.append(Section(heading="Every place", body=table(columns, rows, caption="Every place", sortable=True)))
+    if found.jacobians:
+        columns = [Column("block and branch"), *(Column(t, numeric=True) for t in JACOBIAN_COLUMNS.values())]
+        rows = [
+            [
+                Cell(f"{row.block} · {escape(row.place)}", row.block),
+                *(
+                    Cell(text, finite(getattr(row, name)))
+                    for name, text in zip(JACOBIAN_COLUMNS, jacobian_figures(row), strict=True)
+                ),
+            ]
+            for row in found.jacobians
+        ]
+        body = table(columns, rows, caption="Every Jacobian", sortable=True)
+        sections.append(Section(heading="Every Jacobian", body=body))
     return sections
