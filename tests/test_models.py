@@ -9,7 +9,7 @@ import attemper
 from attemper.errors import ParameterError
 from attemper.lab.models.convmixer import ConvMixer
 from attemper.lab.models.registry import build_model, list_models
-from attemper.lab.models.vit import patch_for
+from attemper.lab.models.vision_parts import patch_for
 from attemper.lab.tasks.base import InputShape
 from attemper.tempering.outputs import logits_of
 

@@ -7,7 +7,7 @@ skips can be left out.
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.models.vit import patch_for
+from attemper.lab.models.vision_parts import patch_for
 from attemper.lab.tasks.base import InputShape
 
 

@@ -9,10 +9,13 @@ from torch import nn
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, parse_call
 from attemper.lab.entry_points import added, find_added
+from attemper.lab.models.ceit import ceit
 from attemper.lab.models.convmixer import convmixer
 from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
+from attemper.lab.models.localvit import localvit
+from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
@@ -27,6 +30,11 @@ def _vit(width: int, depth: int, heads: int, mlp: int) -> Callable[..., nn.Modul
     return functools.partial(vit, width=width, depth=depth, heads=heads, mlp=mlp)
 
 
+def _t2t_vit(depth: int, width: int, heads: int, mlp: int) -> tuple[Callable[..., nn.Module], type, str]:
+    builder = functools.partial(t2t_vit, width=width, depth=depth, heads=heads, mlp=mlp)
+    return builder, InputShape, f"T2T-ViT-{depth}: width {width}, {heads} heads, MLP {mlp}"
+
+
 VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout"
 OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
@@ -38,6 +46,27 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-tiny": (_vit(192, 12, 3, 768), InputShape, "ViT-Ti for small images: 12 blocks, width 192, 3 heads"),
     "vit-small": (_vit(384, 12, 6, 1536), InputShape, "ViT-S for small images: 12 blocks, width 384, 6 heads"),
     "vit-base": (_vit(768, 12, 12, 3072), InputShape, "ViT-B for small images: 12 blocks, width 768, 12 heads"),
+    "t2t-vit": (t2t_vit, InputShape, "overlapping patches of tokens become tokens; T2T-ViT-7 without options"),
+    "t2t-vit-7": _t2t_vit(7, 256, 4, 512),
+    "t2t-vit-10": _t2t_vit(10, 256, 4, 512),
+    "t2t-vit-12": _t2t_vit(12, 256, 4, 512),
+    "t2t-vit-14": _t2t_vit(14, 384, 6, 1152),
+    "t2t-vit-19": _t2t_vit(19, 448, 7, 1344),
+    "t2t-vit-24": _t2t_vit(24, 512, 8, 1536),
+    "ceit": (ceit, InputShape, "a convolutional stem, and convolutions in the MLPs; CeiT-T without options"),
+    "ceit-tiny": (functools.partial(ceit, width=192, heads=3), InputShape, "CeiT-T: 12 blocks, width 192, 3 heads"),
+    "ceit-small": (functools.partial(ceit, width=384, heads=6), InputShape, "CeiT-S: 12 blocks, width 384, 6 heads"),
+    "localvit": (localvit, InputShape, "convolutions in the MLPs, of the patches alone; LocalViT-T without options"),
+    "localvit-tiny": (
+        functools.partial(localvit, width=192, heads=4),
+        InputShape,
+        "LocalViT-T: 12 blocks, width 192, 4 heads",
+    ),
+    "localvit-small": (
+        functools.partial(localvit, width=384, heads=8),
+        InputShape,
+        "LocalViT-S: 12 blocks, width 384, 8 heads",
+    ),
     "convmixer": (convmixer, InputShape, "no attention at all; its two kinds of skip connection can be left out"),
     "encoder": (
         encoder,

@@ -5,6 +5,7 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
+from attemper.lab.models.vision_parts import check_heads, fitting_patch
 from attemper.lab.tasks.base import InputShape
 
 
@@ -26,18 +27,12 @@ def vit(
     """
     from timm.models.vision_transformer import VisionTransformer
 
-    if width % heads:
-        raise ParameterError(f"width is {width} and heads is {heads}; the width must be a multiple of the heads.")
+    check_heads(width, heads)
     if pool not in ("token", "avg"):
         raise ParameterError(f"pool is {pool!r}; it must be 'token' or 'avg'.")
-    patch = patch_for(shape) if patch is None else patch
-    if shape.height % patch or shape.width % patch:
-        raise ParameterError(
-            f"patch is {patch}; images of {shape.height} × {shape.width} cannot be cut into such patches."
-        )
     model: nn.Module = VisionTransformer(
         img_size=(shape.height, shape.width),
-        patch_size=patch,
+        patch_size=fitting_patch(shape, patch),
         in_chans=shape.channels,
         num_classes=shape.classes,
         embed_dim=width,
@@ -68,10 +63,3 @@ def vit_digits(
     cast(Any, model).init_weights("jax")  # Xavier, which knows the width
     nn.init.normal_(cast(Tensor, model.pos_embed))
     return model
-
-
-def patch_for(shape: InputShape) -> int:
-    """The patch size that divides both sides and comes nearest to an eighth of the shorter one, and to 2 at least."""
-    short = min(shape.height, shape.width)
-    fitting = [size for size in range(2, short // 2 + 1) if shape.height % size == 0 and shape.width % size == 0]
-    return min(fitting, key=lambda size: abs(size - short / 8), default=1)
