@@ -70,6 +70,7 @@ def stop_after(epoch: int) -> Any:
     [
         ("dropkey(0.2) + droppath(0.1)", {}),
         ("cb(cb_s) + explicit(v=5e-4, ff=5e-4)", {"ema": 0.9, "optimizer": "adamw", "accumulate": 2, "clip": 1.0}),
+        ("dropkey(learn) + droppath(0.2, start=1, until=0.7, ramp=1)", {"last_epochs_without": 1}),
     ],
 )
 def test_a_run_interrupted_after_any_epoch_ends_with_the_same_bits(

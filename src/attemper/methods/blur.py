@@ -28,7 +28,7 @@ from attemper.methods.base import (
 )
 from attemper.methods.kinds import Learnable
 from attemper.methods.learning import ENTROPY, bounded, unbounded
-from attemper.methods.rates import Timed
+from attemper.methods.rates import Moment, Timed
 from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
@@ -112,6 +112,9 @@ class Blur(Timed, Perturbation, Learnable):
     grid: Literal["raster", "2d"] = "raster"
     size: tuple[int, int] | None = None
     prefix: int | None = None
+    until: Moment | None = dataclasses.field(default=None, kw_only=True)
+    start: Moment | None = dataclasses.field(default=None, kw_only=True)
+    ramp: Moment | None = dataclasses.field(default=None, kw_only=True)
     entropy: float = dataclasses.field(default=ENTROPY, kw_only=True)
 
     def __post_init__(self) -> None:

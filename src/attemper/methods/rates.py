@@ -13,9 +13,10 @@ Moment = int | float
 """A point of training: a float is the share of it that has passed, an int counts epochs, from the end if negative."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Timed(Method):
     """A method whose rate may change in the course of training. Progress is told by `Tempered.progress`.
+
+    A dataclass that is one has these fields, by their names alone:
 
     until: when it stops acting. start: when it begins. A float is a share of training, an int counts epochs, and a
         negative one counts them from the end.
@@ -23,9 +24,9 @@ class Timed(Method):
         `until` is given, it falls and does not rise.
     """
 
-    until: Moment | None = dataclasses.field(default=None, kw_only=True)
-    start: Moment | None = dataclasses.field(default=None, kw_only=True)
-    ramp: Moment | None = dataclasses.field(default=None, kw_only=True)
+    until: Moment | None
+    start: Moment | None
+    ramp: Moment | None
 
     def check_times(self) -> None:
         """Raise where the times make no sense."""
@@ -92,8 +93,11 @@ class Timed(Method):
         """The method as it acts at one moment of training (see `factor`), without times of its own."""
         if not self.is_timed:
             return self
-        timeless = dataclasses.replace(self, until=None, start=None, ramp=None)
-        return timeless.times(self.factor(fraction, epochs))
+        return self.at_times(until=None, start=None, ramp=None).times(self.factor(fraction, epochs))
+
+    def at_times(self, **times: Moment | None) -> Self:
+        """The same method with other times: until, start, ramp."""
+        return dataclasses.replace(self, **times)
 
     def times(self, factor: float) -> Self:
         """The same method with its rates multiplied by a factor from 0 to 1."""
@@ -133,6 +137,7 @@ class Scheduled(Timed):
     schedule: "constant"; "decreasing", p·(L − l)/L at block l of L; "increasing", its mirror image; a list of L rates;
         or a function of (l, L) that gives the rate.
     match: what p is of a schedule: its largest rate ("max") or its mean over the blocks ("mean").
+    until, start, ramp: when it acts in the course of training (see `Timed`).
     """
 
     learnable: ClassVar[bool] = False
@@ -141,6 +146,9 @@ class Scheduled(Timed):
     p: float = 0.1
     schedule: Schedule = "constant"
     match: Literal["max", "mean"] = "max"
+    until: Moment | None = dataclasses.field(default=None, kw_only=True)
+    start: Moment | None = dataclasses.field(default=None, kw_only=True)
+    ramp: Moment | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.learnable and self.is_learnt):

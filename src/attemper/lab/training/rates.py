@@ -1,6 +1,5 @@
 """Rates that move while a run trains: with time, by learning, and to zero at the end."""
 
-import dataclasses
 from typing import Any
 
 from attemper.lab.training.spec import Budget
@@ -29,7 +28,7 @@ def _resting(method: Timed, budget: Budget) -> Timed:
         earlier = until * budget.epochs <= budget.epochs - rest
     else:
         earlier = until is not None and (until if until > 0 else budget.epochs + until) <= budget.epochs - rest
-    return method if earlier else dataclasses.replace(method, until=-rest)
+    return method if earlier else method.at_times(until=-rest)
 
 
 def moves(tempered: Tempered) -> bool:
