@@ -1,7 +1,9 @@
-"""Explicit dropout: what dropout does on average, as deterministic penalties. 2026, with Arora et al. (2021) beside it.
+"""Explicit dropout: deterministic penalties on what dropout would take away. 2026, with Arora et al. (2021) beside it.
 
-M keeps an entry with probability 1 − p, so X̃ = X − M ⊙ X is the part that dropout takes away, and every penalty is the
-expectation of ½‖what X̃ becomes behind the weights‖². Nothing here builds an N × N matrix, nor a d × d one per sample.
+M keeps an entry with probability 1 − p, so X̃ = X − M ⊙ X is the part that dropout takes away, and every penalty is
+½‖what X̃ becomes behind the weights‖² in expectation, as one of three readings has it: the paper's, which is a fraction
+of the true one; the true one; and that of dropout with 1/(1−p), which alone is real dropout's extra squared loss.
+The form for convolutions is our derivation. Nothing here builds an N × N matrix, nor a d × d one per sample.
 """
 
 from __future__ import annotations
