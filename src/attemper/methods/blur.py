@@ -82,8 +82,8 @@ class Blur(Method, Perturbation):
 
     sigma: the largest width; σ is drawn from U(0, sigma). A number, or a list of one per block.
     w: how many keys the Gaussian covers, odd.
-    grid: "raster" blurs along the sequence, as the paper; "2d" along both axes of the image grid, which the raster gets
-        wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
+    grid: "raster" blurs along the sequence, our reading of the paper; "2d" along both axes of the image grid, which the
+        raster gets wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
     size, prefix: for grid="2d", (rows, columns) of the patches among the keys, and how many keys stand before them. In
         a tempered model they come from the model.
 

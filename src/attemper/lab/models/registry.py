@@ -27,7 +27,7 @@ def _vit(width: int, depth: int, heads: int, mlp: int) -> Callable[..., nn.Modul
     return functools.partial(vit, width=width, depth=depth, heads=heads, mlp=mlp)
 
 
-VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout"
+VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: for CIFAR, most likely as explicit dropout has it"
 OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
         vit_digits,
@@ -47,7 +47,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "encoder-thumos": (
         functools.partial(encoder, width=1024, token="last"),
         SequenceShape,
-        "2 blocks, width 1024, 8 heads, class token last: the THUMOS14 model of explicit dropout",
+        "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
 }
