@@ -90,8 +90,8 @@ class Blur(Timed, Perturbation, Learnable):
     sigma: the largest width; σ is drawn from U(0, sigma). A number, or a list of one per block. "learn" learns it with
         the weights, from 1 on and below w/2, a gradient reaching it through the drawn width.
     w: how many keys the Gaussian covers, odd.
-    grid: "raster" blurs along the sequence, as the paper; "2d" along both axes of the image grid, which the raster gets
-        wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
+    grid: "raster" blurs along the sequence, our reading of the paper; "2d" along both axes of the image grid, which the
+        raster gets wrong at the ends of image rows and at the class token. Prefix tokens are then left as they are.
     size, prefix: for grid="2d", (rows, columns) of the patches among the keys, and how many keys stand before them. In
         a tempered model they come from the model.
     entropy: with sigma=learn, the strength of the term −entropy · log sigma that keeps it from zero, in the loss.

@@ -53,13 +53,13 @@ class Consistency(Method, LossTerm):
     """Run every batch several times and add strength · the divergence of the predictions to the mean of the losses.
 
     strength: λ.
-    direction: "forward", KL(first ‖ second), as the paper; "symmetric", the mean of both directions.
+    direction: "forward", KL(first ‖ second), our reading of the paper; "symmetric", the mean of both directions.
     passes: how often a batch runs, at least 2. Of more than two, the divergence is that of each prediction from the
         mean of all of them, KL(p ‖ p̄), averaged.
     """
 
     name: ClassVar[str] = "consistency"
-    summary: ClassVar[str] = "run twice, or more often, and penalise the divergence of the predictions"
+    summary: ClassVar[str] = "run twice and penalise the divergence of the two predictions"
     paper: ClassVar[Paper] = Paper("AttentionDrop (consistency)", "2025")
 
     strength: float = 1.0

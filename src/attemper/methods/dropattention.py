@@ -27,7 +27,7 @@ def dropattention(
 
     keep: boolean, broadcastable to the weights, True = kept.
     rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p.
-    detach: no gradient through the row sum of "normalize", as the original writes it.
+    detach: no gradient through the row sum of "normalize", as the original is said to write it.
     allowed: the keys that may have weight; a row that would lose all of them is left as it is.
 
     >>> weights = torch.tensor([[[[0.5, 0.3, 0.2]]]])
@@ -59,7 +59,7 @@ class DropAttention(LearnableRate):
     unit: "element" drops single weights; "column" drops a key for all queries of a head.
     w: with unit="column", runs of w keys are dropped, each starting with rate p/w.
     rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p, as every framework's dropout does.
-    detach: with "normalize", no gradient through the row sum, as the original writes it.
+    detach: with "normalize", no gradient through the row sum, as the original is said to write it.
     """
 
     name: ClassVar[str] = "dropattention"

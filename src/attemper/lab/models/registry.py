@@ -35,7 +35,7 @@ def _t2t_vit(depth: int, width: int, heads: int, mlp: int) -> tuple[Callable[...
     return builder, InputShape, f"T2T-ViT-{depth}: width {width}, {heads} heads, MLP {mlp}"
 
 
-VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: the CIFAR model of explicit dropout"
+VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: for CIFAR, most likely as explicit dropout has it"
 OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-digits": (
         vit_digits,
@@ -76,7 +76,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "encoder-thumos": (
         functools.partial(encoder, width=1024, token="last"),
         SequenceShape,
-        "2 blocks, width 1024, 8 heads, class token last: the THUMOS14 model of explicit dropout",
+        "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
 }
