@@ -13,6 +13,7 @@ from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
 from attemper.sites.seen import counted
 from attemper.tempering.interception import AttentionInterceptor
+from attemper.tempering.key_grids import KeyGrids, watch_maps
 from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
 from attemper.tempering.root import run_pass
@@ -45,6 +46,8 @@ class AttentionAction(Action):
     """Whether the values were compared with what their projection gave; once is enough."""
     one_of_several: bool = False
     """Whether other attentions stand beside it in a list, as where each head is a module of its own."""
+    grids: KeyGrids | None = None
+    """Where methods ask for the grid of the keys, and it is found while the model runs."""
     facts: Facts = field(default_factory=Facts)
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
@@ -84,6 +87,8 @@ class AttentionAction(Action):
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
         calls = AttentionInterceptor(self, module)
+        if self.grids is not None and calls.methods:
+            calls.seen_maps = watch_maps(self.grids, module, args, kwargs)
         with calls:
             out = forward(*args, **kwargs)
         if calls.waiting:
