@@ -117,7 +117,10 @@ def _thin_cases(items: list[pytest.Item]) -> None:
         seen.add(test)
 
 
-SELDOM = (*("hf-segformer", "hf-falcon", "hf-blip", "hf-vilt", "hf-mask2former", "hf-perceiver"), *("vitp-", "xt-"))
+SELDOM = (
+    *("hf-segformer", "hf-falcon", "hf-blip", "hf-vilt", "hf-mask2former", "hf-perceiver"),
+    *("vitp-", "xt-", "lab-", "timm-pit"),
+)
 """Families of which `make test` tries one test in `SELDOM_SAMPLE`, and `make slow` the others."""
 SELDOM_SAMPLE = 20
 

@@ -32,9 +32,10 @@ class Case:
 
 
 NO_MLP = ("nn-mha", "hand-written")
-OVERLAPPING = ("hf-segformer", "timm-pvtv2", "timm-volo", "timm-mvitv2", "hf-detr", "hf-bert", "hf-whisper")
+NO_IMAGE = ("hf-detr", "hf-bert", "hf-whisper")
+"""What gets none, or makes its tokens of what a whole network has made of it."""
 NO_PATCHES = (
-    *(*OVERLAPPING, "hf-falcon", "hf-perceiver", "vitp-vit", "vitp-cait", "xt-encoder", "xt-decoder"),
+    *(*NO_IMAGE, "hf-falcon", "hf-perceiver", "vitp-vit", "vitp-cait", "xt-encoder", "xt-decoder"),
     *("nn-encoder", "nn-decoder", "nn-mha", "hand-written"),
 )
 UNUSUAL_SKIPS = ("timm-mvitv2", "nn-mha")

@@ -93,7 +93,7 @@ def test_a_schedule_that_leaves_the_range_in_some_block() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- sites
-@pytest.mark.parametrize("name", ["nn-encoder", "hf-bert", "hf-detr", "timm-pvtv2", "hand-written"])
+@pytest.mark.parametrize("name", ["nn-encoder", "hf-bert", "hf-detr", "hand-written"])
 def test_a_structure_without_a_grid(name: str) -> None:
     refused(ParameterError, "none is known for .*grid=", "dropkey(0.1, structure=block)", name)
 

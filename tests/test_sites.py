@@ -203,16 +203,18 @@ def test_an_mlps_input_enters_its_first_layers_and_leaves_its_last(family: Famil
 
 
 PATCHES = {
-    "timm-pvtv2": None,  # patches that overlap
-    "timm-volo": None,
-    "timm-mvitv2": None,
+    "timm-pvtv2": 4,  # patches that overlap
+    "timm-mvitv2": 4,
+    "timm-pit": 2,
+    "lab-t2t": 4,
+    "lab-localvit": 4,
     "timm-swin": 2,
     "timm-swinv2": 2,
     "hf-swin": 2,
     "torchvision-swin": 2,
     "hf-pvt": 4,
     "hf-detr": None,
-    "hf-segformer": None,
+    "hf-segformer": 4,
     "hf-bert": None,
     "hf-whisper": None,
     "nn-encoder": None,
@@ -222,6 +224,9 @@ PATCHES = {
 }
 
 
+OVERLAPPING = ("timm-pvtv2", "timm-volo", "timm-mvitv2", "timm-pit", "lab-t2t", "hf-segformer")
+
+
 @recognised_families
 def test_patches_are_the_convolutions_that_cut_an_image(family: Family) -> None:
     model, sites = sites_of(family)
@@ -229,4 +234,5 @@ def test_patches_are_the_convolutions_that_cut_an_image(family: Family) -> None:
     assert [site.patch for site in sites.patches] == ([] if size is None else [(size, size)])
     for site in sites.patches:
         assert model.get_submodule(site.name) is site.module
-        assert site.module.kernel_size == site.module.stride == site.patch
+        assert site.overlaps == (family.name in OVERLAPPING)
+        assert site.overlaps or site.module.kernel_size == site.module.stride == site.patch

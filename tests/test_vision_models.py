@@ -13,7 +13,14 @@ from attemper.errors import ParameterError
 from attemper.lab.models.ceit import LocallyEnhancedFeedForward
 from attemper.lab.models.localvit import LocalBlock, LocalFeedForward
 from attemper.lab.models.registry import build_model
-from attemper.lab.models.t2t_vit import PerformerMixing, TokenAttention, TokensToToken, sinusoids, split_of, strides_of
+from attemper.lab.models.t2t_vit import (
+    PerformerMixing,
+    TokenAttention,
+    TokensToToken,
+    sinusoids,
+    soft_split,
+    strides_of,
+)
 from attemper.lab.tasks.base import InputShape
 from attemper.tempering.outputs import logits_of
 
@@ -85,9 +92,10 @@ def test_what_cannot_be_built_is_refused_with_what_would_be_right(text: str, mes
 def test_soft_splits_together_give_as_many_tokens_as_patches_would(patch: int) -> None:
     side = 2 * patch if patch > 1 else 5
     image = torch.zeros(1, 1, side, side)
-    for kernel, stride, padding in map(split_of, strides_of(patch)):
-        assert kernel > stride  # pieces overlap
-        tokens = F.unfold(image, kernel, stride=stride, padding=padding).shape[2]
+    for stride in strides_of(patch):
+        split = soft_split(stride)
+        assert int(split.kernel_size) > stride  # pieces overlap
+        tokens = split(image).shape[2]
         image = torch.zeros(1, 1, image.shape[2] // stride, image.shape[3] // stride)
         assert tokens == image[0, 0].numel()
     assert image.shape[2] == side // patch
@@ -96,7 +104,7 @@ def test_soft_splits_together_give_as_many_tokens_as_patches_would(patch: int) -
 def test_the_tokens_to_token_module_sees_overlapping_pieces_of_the_image() -> None:
     module = TokensToToken(WIDE, 4, 12, 8, "transformer").double()
     image = torch.randn(1, 2, 16, 32, dtype=torch.double, requires_grad=True)
-    cut = module.cut(image, 0)
+    cut = module.split1(image).transpose(1, 2)
     assert cut.shape == (1, 8 * 16, 2 * 9)
     rows = F.pad(image, (1, 1, 1, 1))[0, :, 4:7, 10:13]  # of the token in row 2, column 5
     assert torch.equal(cut[0, 2 * 16 + 5], rows.flatten())

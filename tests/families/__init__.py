@@ -5,6 +5,7 @@ passes is Attemper's doing.
 """
 
 from families.base import Family, Inputs, build, call, image, noise, pixels
+from families.lab_models import LAB
 from families.outside_models import OUTSIDE
 from families.timm_models import TIMM, VIT, timm_model
 from families.torch_models import OTHERS, HandWritten, HandWrittenModel, SelfAttention
@@ -13,6 +14,7 @@ from families.transformers_models import HF_IMAGE, MET_OTHERWISE, TRANSFORMERS, 
 __all__ = [
     "FAMILIES",
     "HF_IMAGE",
+    "LAB",
     "MET_OTHERWISE",
     "OTHERS",
     "OUTSIDE",
@@ -36,9 +38,9 @@ __all__ = [
     "timm_model",
 ]
 
-RECOGNISED = [*TIMM, *TRANSFORMERS, *OTHERS, MET_OTHERWISE[0]]
+RECOGNISED = [*TIMM, *TRANSFORMERS, *OTHERS, *LAB[:2], MET_OTHERWISE[0]]
 """Families whose sites are known by their names and their code alone."""
-FAMILIES = [*RECOGNISED, *MET_OTHERWISE[1:], *OUTSIDE]
+FAMILIES = [*RECOGNISED, *LAB[2:], *MET_OTHERWISE[1:], *OUTSIDE]
 
 
 def family(name: str) -> Family:

@@ -114,4 +114,13 @@ TIMM = [
     Family("timm-beit", timm_model("beit_base_patch16_224", **VIT), image(), 3, 3, ((4, 4),), prefix=1),
     Family("timm-eva02", timm_model("eva02_tiny_patch14_224", **VIT), image(), 3, 3, ((4, 4),), prefix=1),
     Family("timm-mvitv2", build_mvitv2, image(), 2, 2, (None,)),
+    Family(
+        "timm-pit",
+        timm_model("pit_ti_224", img_size=24, patch_size=4, stride=2, base_dims=(12, 12), depth=(1, 1), heads=(2, 4)),
+        image(24),
+        2,
+        2,
+        ((11, 11), (6, 6)),
+        prefix=1,
+    ),
 ]

@@ -35,6 +35,8 @@ class Place:
     """How many keys stand before the patches (class token, registers)."""
     class_token: bool = False
     """Whether the first token is a class token."""
+    grid_follows: bool = False
+    """Whether the grid is found, or found anew, in every call of the model."""
     name: str = ""
     """The module's name in the model."""
     unit: Literal["block", "convolution"] = "block"

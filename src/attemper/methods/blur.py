@@ -191,12 +191,25 @@ class Blur(Timed, Perturbation, Learnable):
         here = dataclasses.replace(self, sigma=value_at(self, "sigma", place))
         if self.grid == "raster" or self.size is not None:
             return here
+        if place.grid is None and place.grid_follows:
+            return here
         if place.grid is None:
             raise ParameterError(
                 f"grid=2d needs the keys to lie on an image grid, and none is known for {place.where}; "
                 "give it as size=[rows, columns] and prefix=n, or use grid=raster"
             )
         return dataclasses.replace(here, size=place.grid, prefix=place.prefix if self.prefix is None else self.prefix)
+
+    @property
+    def seeks_grid(self) -> bool:
+        return self.grid == "2d" and self.size is None
+
+    @property
+    def given_prefix(self) -> int | None:
+        return self.prefix
+
+    def on_grid(self, grid: tuple[int, int], prefix: int) -> Blur:
+        return dataclasses.replace(self, size=grid, prefix=prefix)
 
     def _check_order(self, causal: bool) -> None:
         if causal and self.grid == "2d":

@@ -134,6 +134,8 @@ class DropKey(LearnableRate):
         here = super().at(place)
         if self.structure == "none" or self.grid is not None:
             return here
+        if place.grid is None and place.grid_follows:
+            return here
         if place.grid is None:
             raise ParameterError(
                 f"structure={self.structure} needs the keys to lie on an image grid, and none is known for "
@@ -141,6 +143,17 @@ class DropKey(LearnableRate):
             )
         prefix = place.prefix if self.prefix is None else self.prefix
         return dataclasses.replace(here, grid=place.grid, prefix=prefix)
+
+    @property
+    def seeks_grid(self) -> bool:
+        return self.structure != "none" and self.grid is None
+
+    @property
+    def given_prefix(self) -> int | None:
+        return self.prefix
+
+    def on_grid(self, grid: tuple[int, int], prefix: int) -> DropKey:
+        return dataclasses.replace(self, grid=grid, prefix=prefix)
 
     @property
     def tells_heads(self) -> bool:

@@ -3,53 +3,55 @@
 import functools
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attemper.ops.stream import Stream
 
-Counts = NDArray[np.int64]
 
-
-def covers(structure: str, grid: tuple[int, int], w: int) -> Counts:
-    """(rows, columns): by how many seeds each cell would be dropped.
+def covers(structure: str, grid: tuple[int, int], w: int) -> dict[int, int]:
+    """By how many seeds a cell would be dropped → how many cells there are of which that is true.
 
     A block's seeds are the windows that fit in the grid; a cross may stand at any cell, its stripes cut at the border.
     """
     rows, columns = grid
-    if structure == "block":
-        return _windows_over(rows, w)[:, None] * _windows_over(columns, w)
-    down, across = _near(rows, w), _near(columns, w)
-    return down[:, None] * columns + across * rows - down[:, None] * across
+    found: dict[int, int] = {}
+    for down, many in _counted(rows, w, structure).items():
+        for across, more in _counted(columns, w, structure).items():
+            seeds = down * across if structure == "block" else down * columns + across * rows - down * across
+            found[seeds] = found.get(seeds, 0) + many * more
+    return found
 
 
-def _windows_over(cells: int, w: int) -> Counts:
-    cell = np.arange(cells)
-    return np.minimum(cell, cells - w) - np.maximum(cell - w + 1, 0) + 1
-
-
-def _near(cells: int, w: int) -> Counts:
-    cell = np.arange(cells)
-    return np.minimum(cell + w // 2, cells - 1) - np.maximum(cell - w // 2, 0) + 1
+def _counted(cells: int, w: int, structure: str) -> dict[int, int]:
+    """The same along one axis: windows over a cell, or cells that are near enough to it."""
+    found: dict[int, int] = {}
+    for cell in range(cells):
+        if structure == "block":
+            seeds = min(cell, cells - w) - max(cell - w + 1, 0) + 1
+        else:
+            seeds = min(cell + w // 2, cells - 1) - max(cell - w // 2, 0) + 1
+        found[seeds] = found.get(seeds, 0) + 1
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
 def seed_rate(structure: str, grid: tuple[int, int], w: int, p: float) -> float:
     """The probability γ of a seed at which the expected share of dropped cells is p, overlaps counted.
 
-    It solves mean over cells of 1 − (1 − γ)^(seeds over the cell) = p by bisection.
+    It solves mean over cells of 1 − (1 − γ)^(seeds over the cell) = p by bisection, in plain numbers, which a compiler
+    can follow.
 
     >>> round(seed_rate("cross", (4, 5), 1, 0.3), 12) == round(1 - 0.7 ** (1 / 8), 12)
     True
     """
-    count = covers(structure, grid, w)
+    counts = covers(structure, grid, w)
+    cells = grid[0] * grid[1]
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        share = float(np.mean(1 - (1 - middle) ** count))
+        share = 1 - sum(many * (1 - middle) ** seeds for seeds, many in counts.items()) / cells
         low, high = (middle, high) if share < p else (low, middle)
     return (low + high) / 2 if p > 0 else 0.0
 

@@ -82,6 +82,20 @@ class Perturbation:
         """
         return None
 
+    @property
+    def seeks_grid(self) -> bool:
+        """Whether it acts on the image grid of the keys, and the recipe leaves it to the model to tell."""
+        return False
+
+    @property
+    def given_prefix(self) -> int | None:
+        """How many keys stand before the grid, where the recipe says so."""
+        return None
+
+    def on_grid(self, grid: tuple[int, int], prefix: int) -> Self:
+        """The same on a grid of (rows, columns) behind `prefix` keys; only asked where it seeks one."""
+        return self
+
     def fitted(self, keys: int) -> Self:
         """The same for a row of `keys`, where its parameters ask for more keys than there are; else itself."""
         return self

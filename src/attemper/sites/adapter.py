@@ -13,6 +13,9 @@ class Adapter(Protocol):
     def geometry(self, owner: nn.Module, attention: nn.Module) -> Geometry | None:
         """The grid of an attention's keys, if `owner` (a module around it) is of this library and tells."""
 
+    # An adapter may have `source(owner, attention) -> GridSource | None` besides: the layer that tells the grid of the
+    # keys where it is only known when the model runs.
+
     def leave_alone(self, module: nn.Module) -> str | None:
         """Why a module that looks like attention over keys is none, or None."""
 

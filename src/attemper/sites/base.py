@@ -106,6 +106,17 @@ class SeenCall:
 
 
 @dataclass(frozen=True)
+class GridSource:
+    """A layer whose output (B, C, rows, columns) becomes the keys of an attention, row by row, behind `prefix` tokens.
+
+    It tells the grid where images come in sizes that are not known before a model runs.
+    """
+
+    module: nn.Module
+    prefix: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionSite:
     """A module that computes attention."""
 
@@ -115,6 +126,7 @@ class AttentionSite:
     heads: int | None
     geometry: Geometry | None
     projections: Projections | None
+    source: GridSource | None = None
 
 
 @dataclass(frozen=True)
@@ -141,11 +153,19 @@ class BlockSite:
 
 @dataclass(frozen=True)
 class PatchSite:
-    """A convolution that turns patches which do not overlap into tokens, or the adapter round it."""
+    """The layer that gets an image and cuts it up: a convolution whose patches do not overlap, or the adapter round it.
+
+    Where pieces overlap it is the first layer of what makes tokens of them.
+    """
 
     name: str
     module: nn.Module
     patch: tuple[int, int]
+    """Rows and columns of pixels that a token stands for."""
+    overlaps: bool = False
+    """Whether the layer also sees pixels beyond a patch."""
+    grid: tuple[int, int] | None = None
+    """How many tokens an image has, down and across, where that is told instead of the patch."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,19 @@
 """Finding the sites of a model: one walk over its modules, with what each library's adapter knows."""
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from torch import nn
 
-from attemper.sites import timm, torchvision, transformers
-from attemper.sites.adapted import inner
+from attemper.sites import grids, timm, torchvision, transformers
 from attemper.sites.adapter import Adapter
-from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, PatchSite, SeenCall, Sites
+from attemper.sites.base import AttentionSite, BlockSite, Geometry, MlpSite, SeenCall, Sites
 from attemper.sites.convolutions import find_convolutions
 from attemper.sites.detect import computes_attention, find_heads, find_projections, has_projection, is_called_attention
 from attemper.sites.gates import is_gate
 from attemper.sites.mlp import Mlp, find_mlp, named_mlp
+from attemper.sites.patches import find_patches
 from attemper.sites.seen import by_calls, what_was_seen
 from attemper.sites.targets import Globs, Targets, check_found, chosen_attentions, matches, reached, read_targets
 from attemper.sites.tree import Tree, below
@@ -23,7 +23,7 @@ from attemper.sites.tree import Tree, below
 def adapters() -> tuple[Adapter, ...]:
     """What is known about each library; other packages add theirs under the entry point `attemper.sites`."""
     added = [entry.load() for entry in importlib.metadata.entry_points(group="attemper.sites")]
-    return (*added, timm.ADAPTER, transformers.ADAPTER, torchvision.ADAPTER)
+    return (*added, timm.ADAPTER, transformers.ADAPTER, torchvision.ADAPTER, grids.ADAPTER)
 
 
 def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence[SeenCall] | None = None) -> Sites:
@@ -69,11 +69,12 @@ def find_sites(model: nn.Module, targets: Targets | None = None, calls: Sequence
     convolutions = find_convolutions(tree, order)
     check_found(globs, "convolutions", [each.name for each in convolutions], "convolution", tree)
 
+    sites = tuple(_attention_site(tree, name, index[blocks[name]]) for name in attentions)
     return Sites(
-        attentions=tuple(_attention_site(tree, name, index[blocks[name]]) for name in attentions),
+        attentions=sites,
         mlps=tuple(MlpSite(name, index[mlp_blocks[name]], *mlps[name]) for name in mlps if name in mlp_blocks),
         blocks=tuple(BlockSite(name, tree.modules[name], i) for name, i in index.items()),
-        patches=tuple(_patches(tree)),
+        patches=find_patches(tree, sites),
         left_alone={name: reason for name, reason in left_alone.items() if name not in attentions},
         seen="" if calls is None else what_was_seen(tree, calls),
         reached=reached(tree, globs),
@@ -182,7 +183,8 @@ def _block_of_mlp(
 
 def _attention_site(tree: Tree, name: str, block: int) -> AttentionSite:
     module = tree.modules[name]
-    return AttentionSite(name, module, block, find_heads(module), _geometry(tree, name), find_projections(module))
+    geometry, source = _geometry(tree, name), grids.find_source(tree, name, adapters())
+    return AttentionSite(name, module, block, find_heads(module), geometry, find_projections(module), source)
 
 
 def _geometry(tree: Tree, name: str) -> Geometry | None:
@@ -193,15 +195,3 @@ def _geometry(tree: Tree, name: str) -> Geometry | None:
             if geometry is not None:
                 return geometry
     return None
-
-
-def _patches(tree: Tree) -> Iterator[PatchSite]:
-    inside: set[nn.Module] = set()  # of adapters, which stand for the convolution as a whole
-    for name, module in tree.modules.items():
-        conv = inner(module)
-        if module in inside or not isinstance(conv, nn.Conv2d):
-            continue
-        inside |= set(module.modules()) if conv is not module else set()
-        if conv.in_channels <= 4 and min(conv.kernel_size) > 1:
-            if conv.kernel_size == conv.stride and conv.padding in ((0, 0), "valid"):
-                yield PatchSite(name, module, (conv.kernel_size[0], conv.kernel_size[1]))

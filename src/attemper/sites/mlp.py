@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from attemper.sites.adapted import inner, is_linear, widths
+from attemper.sites.gates import is_gate
 
 PAIRS = (
     (("fc1",), "fc2"),
@@ -29,7 +30,7 @@ PAIRS = (
     (("Wi",), "Wo"),
     (("c_fc",), "c_proj"),
 )
-WORDS = ("mlp", "ffn", "feedforward")
+WORDS = ("mlp", "ffn", "feedforward", "leff")
 Mlp = tuple[tuple[nn.Module, ...], nn.Module]
 """The layers that take an MLP's input, and the one that gives its output."""
 
@@ -59,14 +60,18 @@ def named_mlp(module: nn.Module) -> Mlp | None:
 
 
 def _nested(module: nn.Module) -> list[nn.Module]:
-    """The linear layers and 1 × 1 convolutions below a module, in order; none where one below it is an MLP itself."""
+    """The linear layers and 1 × 1 convolutions below a module, in order; none where one below it is an MLP itself.
+
+    Squeeze-and-excite between them is passed over.
+    """
     found: list[nn.Module] = []
     for child in module.children():
         layer = inner(child)
         if is_linear(layer) or (isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1):
             found.append(child)
-        elif find_mlp(child) is not None:
-            return []
+        elif (mlp := find_mlp(child)) is not None:
+            if not is_gate(child, module, *mlp):
+                return []
         elif layer is child:
             found += _nested(child)
     return found

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attemper.sites.adapter import from_library, pair
-from attemper.sites.base import Geometry
+from attemper.sites.base import Geometry, GridSource
 
 TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 
@@ -27,6 +27,18 @@ class TransformersAdapter:
             return None
         has_class_token = any(_count(embeddings, name) for name in TOKENS[:2])
         return Geometry(grid, sum(_count(embeddings, name) for name in TOKENS), has_class_token)
+
+    def source(self, owner: nn.Module, attention: nn.Module) -> GridSource | None:
+        """The convolution that makes patches, or that DETR and its like put in front of their encoder."""
+        if not from_library(owner, "transformers") or _window(attention) is not None:
+            return None
+        projection, encoder = getattr(owner, "input_projection", None), getattr(owner, "encoder", None)
+        if isinstance(projection, nn.Conv2d) and isinstance(encoder, nn.Module):
+            return GridSource(projection) if _attends_to_map(owner, encoder, attention) else None
+        known = self.geometry(owner, attention)
+        patches: Any = getattr(owner, "embeddings", None)
+        convolution = next((m for m in patches.modules() if isinstance(m, nn.Conv2d)), None) if known else None
+        return None if known is None or convolution is None else GridSource(convolution, known.prefix)
 
     def leave_alone(self, module: nn.Module) -> str | None:
         return None
@@ -64,6 +76,14 @@ def _count(embeddings: nn.Module, name: str) -> int:
     if not isinstance(token, Tensor):
         return 0
     return token.shape[1] if token.dim() == 3 else 1
+
+
+def _attends_to_map(owner: nn.Module, encoder: nn.Module, attention: nn.Module) -> bool:
+    """Whether the keys are the places of the encoder's feature map: in it, and where a decoder looks at it."""
+    if any(module is attention for module in encoder.modules()):
+        return True
+    layers = getattr(getattr(owner, "decoder", None), "layers", ())
+    return any(getattr(layer, "encoder_attn", None) is attention for layer in layers)
 
 
 ADAPTER = TransformersAdapter()

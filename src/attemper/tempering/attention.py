@@ -13,6 +13,7 @@ from attemper.ops.perturbation import Perturbation
 from attemper.sites import Projections
 from attemper.sites.seen import counted
 from attemper.tempering.interception import AttentionInterceptor
+from attemper.tempering.key_grids import KeyGrids, watch_maps
 from attemper.tempering.layers import Parameters
 from attemper.tempering.ledger import Entry
 from attemper.tempering.penalties import Control
@@ -47,6 +48,8 @@ class AttentionAction(Action):
     """Whether the values were compared with what their projection gave; once is enough."""
     one_of_several: bool = False
     """Whether other attentions stand beside it in a list, as where each head is a module of its own."""
+    grids: KeyGrids | None = None
+    """Where methods ask for the grid of the keys, and it is found while the model runs."""
     facts: Facts = field(default_factory=Facts)
     parameters: Parameters | None = None
     """Where the parameters are that perturbations learn."""
@@ -77,9 +80,9 @@ class AttentionAction(Action):
         value: Tensor = getattr(self.parameters, self.learnt[cast(Method, method).name])
         return value
 
-    def perturbing(self) -> tuple[Perturbation, ...]:
-        """What acts in a call now, with what it has learnt."""
-        values = [(method, self.value_of(method)) for method in self.active]
+    def perturbing(self, methods: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
+        """Methods as they act in a call now, with what they have learnt."""
+        values = [(method, self.value_of(method)) for method in methods]
         return tuple(m if value is None else cast(Learnable, m).with_value(value) for m, value in values)
 
     def add_terms(self) -> None:
@@ -110,6 +113,8 @@ class AttentionAction(Action):
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
         calls = AttentionInterceptor(self, module)
+        if self.grids is not None and calls.methods:
+            calls.seen_maps = watch_maps(self.grids, module, args, kwargs)
         with calls:
             out = forward(*args, **kwargs)
         if calls.waiting:

@@ -1,12 +1,13 @@
 """What happens to the patches of an image before they become tokens."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.errors import ConflictError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
 from attemper.sites.base import Slot
@@ -28,6 +29,10 @@ class PatchAction(Action):
     patch: tuple[int, int]
     slot: Slot | None = None
     """Where the embedding stands, which others may wrap."""
+    overlaps: bool = False
+    """Whether the layer also sees pixels beyond a patch: it then gets the image that mapped patches make."""
+    tokens: tuple[int, int] | None = None
+    """How many tokens an image has, down and across, where that tells the patch."""
 
     def acts(self, training: bool) -> bool:
         return self.control.when != "never"
@@ -36,6 +41,8 @@ class PatchAction(Action):
         if not is_outermost(self, module):
             return forward(*args, **kwargs)
         image: Tensor = args[0]
+        if self.overlaps:
+            return forward(self.mapped_image(image), *args[1:], **kwargs)
         grid = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
         patches = cast(PatchMap, self.method).map_patches(to_patches(image, grid, self.patch))
         if state_of(module).original is nn.Conv2d and module.dilation == (1, 1) and module.groups == 1:
@@ -45,6 +52,40 @@ class PatchAction(Action):
             embedded = F.linear(patches, weight, cast("Tensor | None", module.bias))
             return embedded.transpose(1, 2).unflatten(2, grid)
         return forward(from_patches(patches, image, grid, self.patch), *args[1:], **kwargs)
+
+    def mapped_image(self, image: Tensor) -> Tensor:
+        """The image with its patches mapped, put together again; pixels beyond the last whole patch stay."""
+        if image.dim() != 4:
+            raise ValueError(f"{self.method.name} maps patches of images (B, C, H, W), and got {tuple(image.shape)}")
+        patch = self.patch if self.tokens is None else self.pixels_of_a_token(image)
+        grid = (image.shape[-2] // patch[0], image.shape[-1] // patch[1])
+        if min(grid) == 0:
+            self.refuse(
+                f"{self.method.name} maps patches of {patch[0]} × {patch[1]} pixels before {self.place.where}, and "
+                f"this image has {image.shape[-2]} × {image.shape[-1]} pixels; write where=tokens"
+            )
+        rows, columns = grid[0] * patch[0], grid[1] * patch[1]
+        inside = image[..., :rows, :columns]
+        patches = cast(PatchMap, self.method).map_patches(to_patches(inside, grid, patch))
+        mapped = from_patches(patches, inside, grid, patch)
+        wide = torch.cat([mapped, image[..., :rows, columns:].to(mapped.dtype)], -1)
+        return torch.cat([wide, image[..., rows:, :].to(mapped.dtype)], -2)
+
+    def pixels_of_a_token(self, image: Tensor) -> tuple[int, int]:
+        """By how many tokens there are."""
+        assert self.tokens is not None
+        rows, columns = self.tokens
+        height, width = image.shape[-2], image.shape[-1]
+        if height % rows or width % columns:
+            self.refuse(
+                f"{self.method.name} maps the patches that {rows} × {columns} tokens stand for, and images of "
+                f"{height} × {width} pixels, as {self.place.where} gets, cannot be cut into so many; write where=tokens"
+            )
+        return height // rows, width // columns
+
+    def refuse(self, why: str) -> NoReturn:
+        """An image that was made up may have another size than the model wants, which is no reason to refuse it."""
+        raise ValueError(why) if self.control.trial else ConflictError(why)
 
 
 @dataclass

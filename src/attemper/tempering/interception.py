@@ -66,6 +66,8 @@ class AttentionInterceptor(WrittenAttention):
             out = self.convolution(func, *args, **kwargs)
         else:
             out = func(*args, **kwargs)
+        if self.seen_maps is not None:
+            self.seen_maps.note(func, out)
         if self.following and isinstance(out, Tensor):
             self.follow_weights(func, args, kwargs, out)
         elif self.blurred is not None and isinstance(out, Tensor):
@@ -100,6 +102,7 @@ class AttentionInterceptor(WrittenAttention):
                 sorted_by_role(t.expand(*lead, *t.shape[-2:]), arrangement.of((*lead, *t.shape[-2:])))
                 for t in (query, key, value)
             )
+        self.settle_grid(query.shape[0], key.shape[2])
         self.action.note_shape(self.methods, query.shape[1], key.shape[2])
         if self.penalties:
             self.note_order(given[1], given[1].dim() - 2)
@@ -143,6 +146,7 @@ class AttentionInterceptor(WrittenAttention):
         as_torch = self.only_observes and not faster
         projected = project(call, as_torch)
         q, k, v, mask = split_heads(call, *projected)
+        self.settle_grid(q.shape[0], k.shape[2])
         self.action.note_shape(self.methods, q.shape[1], k.shape[2])
         note_padding(self.action, mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(dropout_p, k.shape[2])

@@ -29,7 +29,9 @@ from attemper.tempering.branches import Branch, branches_of, is_container
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
+from attemper.tempering.key_grids import GridPlacement
 from attemper.tempering.layers import Parameters, TokenAction, WeightAction
+from attemper.tempering.local_networks import LocalTokenAction, NetworkAction, local_network
 from attemper.tempering.own_dropout import Own, own_drop_path, own_mlp_dropout
 from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalised import penalty_actions
@@ -104,11 +106,13 @@ class Placement(Requirements):
             if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
-                    action = PatchAction(self.control, place, method, patch.patch, self.slots.get(patch.module))
+                    slot = None if patch.overlaps else self.slots.get(patch.module)
+                    action = PatchAction(self.control, place, method, patch.patch, slot, patch.overlaps, patch.grid)
                     self.actions += [(layer, action) for layer in with_inner(patch.module)]
         if any(isinstance(method, LossTerm) for method in self.methods):
             if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
-                self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in self.sites.patches]
+                apart = [patch for patch in self.sites.patches if not patch.overlaps]
+                self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in apart]
         if any(self.acts_in_eval(method) for method in self.methods):
             self.switch_off_fast_path()
         if self.methods:
@@ -150,12 +154,13 @@ class Placement(Requirements):
         maps = [m for m in self.methods if isinstance(m, WeightMap)]
         penalties = [m for m in self.methods if isinstance(m, Penalty)]
         seen: set[int] = set()
+        grids = GridPlacement(self.model, self.methods, self.control)
         for site in self.sites.attentions:
-            place = self.place(site)
+            place, found = grids.place(site, self.place(site))
             inside, on_weights = tuple(m.at(place) for m in perturbations), tuple(m.at(place) for m in maps)
             added = tuple(m.at(place) for m in penalties if m.wants_attention(place))
             action = AttentionAction(self.control, place, self.impl, site.projections, inside, added, on_weights)
-            action.one_of_several = self.is_one_of_several(site)
+            action.one_of_several, action.grids = self.is_one_of_several(site), found
             self.add_learnt(action, site)
             if site.block not in seen:
                 self.watch(action)
@@ -168,6 +173,8 @@ class Placement(Requirements):
                     slot, plain = self.slots.get(dense), inner(dense)
                     refuse_unknown_weight(method.name, site.name, slot, plain)
                     self.actions.append((plain, WeightAction(self.control, place, method, slot)))
+
+        self.actions += grids.sources.items()
 
     def add_learnt(self, action: AttentionAction, site: AttentionSite) -> None:
         """Give an attention the parameters that its methods learn."""
@@ -231,18 +238,21 @@ class Placement(Requirements):
                 action.convolves = any(isinstance(layer, nn.Conv2d) for layer in first.module.modules())
             else:
                 for mlp in self.mlps:
-                    for layer, side in self.of_mlp(mlp, position):
-                        self.add_tokens(method, kind, mlp.block, mlp.name, layer, side)
+                    network = local_network(self.model, self.sites, mlp, kind)
+                    for layer, side in self.of_mlp(mlp, position, network):
+                        added = self.add_tokens(method, kind, mlp.block, mlp.name, layer, side, network is not None)
+                        if isinstance(added, LocalTokenAction) and layer is not network:
+                            self.actions.append((cast(nn.Module, network), NetworkAction(self.control, added)))
 
     def add_tokens(
-        self, method: Method, kind: TokenMap, block: int, name: str, layer: nn.Module, side: Any
+        self, method: Method, kind: TokenMap, block: int, name: str, layer: nn.Module, side: Any, local: bool = False
     ) -> TokenAction:
         place = self.block_place(block, name)
         if kind.needs_class_token and not place.class_token:
             said = "; if the first token is one, say so: prefix=1" if hasattr(method, "prefix") else ""
             raise NoSiteError(f"'{method}' needs a class token, and none is known for '{name}', block {block}{said}")
         told_by = self.told_by(block)
-        made: type[TokenAction] = EntryAction if side == "entry" else TokenAction
+        made: type[TokenAction] = EntryAction if side == "entry" else LocalTokenAction if local else TokenAction
         side = "input" if side == "entry" else side
         action = made(self.control, place, method.at(place), side, self.layout(block, layer), told_by)
         start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
@@ -281,8 +291,10 @@ class Placement(Requirements):
             f"'{method}' has a parameter, and how many channels tokens have in block {block} is not known"
         )
 
-    def of_mlp(self, mlp: MlpSite, position: str) -> Iterator[tuple[nn.Module, str]]:
-        if position == "mlp_front":
+    def of_mlp(self, mlp: MlpSite, position: str, network: nn.Module | None) -> Iterator[tuple[nn.Module, str]]:
+        if position == "mlp_front" and network is not None:
+            yield network, "input"
+        elif position == "mlp_front":
             yield from ((layer, "input") for layer in mlp.firsts)
         else:
             yield mlp.last, "input" if position == "mlp_mid" else "output"

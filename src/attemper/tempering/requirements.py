@@ -51,7 +51,9 @@ class Requirements:
         if isinstance(method, Penalty):
             self.check_components(method)
         if isinstance(method, PatchMap) and not positions and not self.patches:
-            raise NoSiteError(self.nothing(method, "a patch embedding whose patches do not overlap"))
+            raise NoSiteError(
+                self.nothing(method, "a patch embedding, a layer that makes tokens of the pixels of an image")
+            )
         if (isinstance(method, BlockMap | BranchMap | SkipRemover) or "entry" in positions) and not self.blocks:
             raise NoSiteError(self.nothing(method, "blocks"))
         if isinstance(method, SkipRemover) and not self.mlps:
@@ -172,12 +174,17 @@ class Requirements:
         return before[-1] if before else known[0] if known else block
 
     def layout(self, block: int, layer: nn.Module) -> Layout:
-        if isinstance(inner(layer), nn.Conv2d):
+        if isinstance(inner(layer), nn.Conv2d) or self.is_convolutional(layer):
             return "channels_first"
         for site in self.sites.attentions:
             if site.block == block and isinstance(site.module, nn.MultiheadAttention):
                 return "batch_first" if site.module.batch_first else "sequence_first"
         return "batch_first"
+
+    def is_convolutional(self, network: nn.Module) -> bool:
+        """Whether this is a whole feed-forward network whose first layers are convolutions."""
+        name = self.names.get(network)
+        return any(mlp.name == name and isinstance(inner(mlp.firsts[0]), nn.Conv2d) for mlp in self.mlps)
 
 
 def _first_of(names: list[str]) -> str:

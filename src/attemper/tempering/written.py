@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import FittedWarning, UnmetError, UnsupportedError
+from attemper.errors import FittedWarning, ParameterError, UnmetError, UnsupportedError
 from attemper.methods.base import Method
 from attemper.ops.call import reachable
 from attemper.ops.perturbation import Perturbation, draw
@@ -30,6 +30,7 @@ from attemper.tempering.axes import (
     whole,
 )
 from attemper.tempering.calls import MULTIPLICATIONS
+from attemper.tempering.key_grids import SeenMaps, on_grid
 from attemper.tempering.origins import ADDITIONS, CASTS
 from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
@@ -60,8 +61,10 @@ class WrittenAttention(ProjectionWatch):
 
     def __init__(self, action: AttentionAction, module: nn.Module) -> None:
         super().__init__(action, module)
-        self.methods = action.perturbing() if action.control.on(module.training) else ()
+        self.methods = action.perturbing(action.active) if action.control.on(module.training) else ()
         self.blurs = [m for m in self.methods if "keys" in m.stages]
+        self.seen_maps: SeenMaps | None = None
+        """Where methods ask for the grid of the keys: what is seen of it."""
         self.met = 0
         """How many attention calls were met."""
         self.passed_by: list[str] = []
@@ -100,6 +103,7 @@ class WrittenAttention(ProjectionWatch):
         axes = arrangement.of(logits.shape)
         if self.action.watchers or self.methods:
             sorted_ = sorted_by_role(logits, axes)
+            self.settle_grid(sorted_.shape[0], sorted_.shape[3])
             self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
             note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
         seed = None
@@ -146,6 +150,19 @@ class WrittenAttention(ProjectionWatch):
                 f"are samples or samples and heads in one is not known; {' and '.join(asking)} must tell them apart. "
                 "Give it four axes (batch, heads, queries, keys), or leave it out with targets=."
             )
+
+    def settle_grid(self, batch: int, keys: int) -> None:
+        """Give methods that ask for the grid of a call's keys the one that was found."""
+        if self.seen_maps is None:
+            return
+        control = self.action.control
+        try:
+            settled = on_grid(self.action.active, control.methods, self.seen_maps, batch, keys)
+        except ParameterError as error:
+            if control.trial:  # images that are made up may be too small for a window, say
+                raise ValueError(str(error)) from error
+            raise
+        self.methods = self.action.perturbing(settled)
 
     def fitted(self, keys: int) -> tuple[Perturbation, ...]:
         """The methods as they act on so many keys; where one asks for more, that is said once."""

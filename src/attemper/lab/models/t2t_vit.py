@@ -89,14 +89,14 @@ class TokensToToken(nn.Module):
     def __init__(self, shape: InputShape, patch: int, width: int, token_width: int, tokens: str) -> None:
         super().__init__()
         strides = strides_of(patch)
-        self.splits = [split_of(stride) for stride in strides]
         self.grids = [
             (shape.height // side, shape.width // side) for side in (strides[0], strides[0] * strides[1], patch)
         ]
-        (first, _, _), (second, _, _), (third, _, _) = self.splits
-        self.first = TokenLayer(shape.channels * first * first, token_width, tokens)
-        self.second = TokenLayer(token_width * second * second, token_width, tokens)
-        self.project = nn.Linear(token_width * third * third, width)
+        self.split1, self.split2, self.split3 = map(soft_split, strides)
+        areas = [kernel_of(stride) ** 2 for stride in strides]
+        self.first = TokenLayer(shape.channels * areas[0], token_width, tokens)
+        self.second = TokenLayer(token_width * areas[1], token_width, tokens)
+        self.project = nn.Linear(token_width * areas[2], width)
 
     @property
     def grid_size(self) -> Grid:
@@ -104,15 +104,10 @@ class TokensToToken(nn.Module):
         return self.grids[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_image(self.first(self.cut(x, 0)), self.grids[0])
-        x = as_image(self.second(self.cut(x, 1)), self.grids[1])
-        out: Tensor = self.project(self.cut(x, 2))
+        x = as_image(self.first(self.split1(x).transpose(1, 2)), self.grids[0])
+        x = as_image(self.second(self.split2(x).transpose(1, 2)), self.grids[1])
+        out: Tensor = self.project(self.split3(x).transpose(1, 2))
         return out
-
-    def cut(self, x: Tensor, step: int) -> Tensor:
-        """The soft split: one token for each place of a window, (B, C, H, W) → (B, N, C · kernel²)."""
-        kernel, stride, padding = self.splits[step]
-        return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
 def strides_of(patch: int) -> tuple[int, int, int]:
@@ -125,13 +120,18 @@ def strides_of(patch: int) -> tuple[int, int, int]:
     return patch // (second * third), second, third
 
 
-def split_of(stride: int) -> tuple[int, int, int]:
-    """(kernel, stride, padding) of a cut, which gives 1/stride as many tokens per side; published are 7 for 4, 3 for 2.
+def soft_split(stride: int) -> nn.Unfold:
+    """A cut into overlapping pieces, 1/stride as many per side: (B, C, H, W) → (B, C · kernel², N).
 
-    >>> split_of(4), split_of(2), split_of(1)
-    ((7, 4, 2), (3, 2, 1), (3, 1, 1))
+    >>> [(cut.kernel_size, cut.padding) for cut in map(soft_split, (4, 2, 1))]
+    [(7, 2), (3, 1), (3, 1)]
     """
-    return (2 * stride - 1, stride, stride // 2) if stride > 1 else (3, 1, 1)
+    return nn.Unfold(kernel_of(stride), stride=stride, padding=max(1, stride // 2))
+
+
+def kernel_of(stride: int) -> int:
+    """The side of the pieces of a cut, so that each reaches into its neighbours."""
+    return max(3, 2 * stride - 1)
 
 
 class T2TBlock(nn.Module):
