@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import ParameterError, WrappedModelError
+from attemper.errors import NoSiteError, ParameterError, WrappedModelError
 from attemper.probes.attention import Seen, see
-from attemper.sites import AttentionSite
+from attemper.sites import AttentionSite, Sites, find_sites
+from attemper.sites.targets import Targets
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
 from attemper.tempering.products import MATMUL
@@ -146,6 +147,20 @@ def refuse_wrapped(model: Any) -> None:
         raise WrappedModelError(f"this {kind} is compiled, and nothing inside can be seen; probe the model inside it")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel) or kind.startswith("FSDP"):
         raise WrappedModelError(f"this model is wrapped in {kind}; probe the model inside it (model.module)")
+
+
+def find_attention(model: nn.Module, targets: Targets | None = None) -> Sites:
+    """The sites of a model, which must have attention."""
+    refuse_wrapped(model)
+    sites = find_sites(model, targets)
+    if sites.attentions:
+        return sites
+    left = "".join(f" '{name}' was left alone: {why}." for name, why in sites.left_alone.items())
+    kinds = sorted({type(module).__name__ for module in model.modules()})
+    raise NoSiteError(
+        f"{type(model).__name__} has no attention that is recognised, so there is nothing to probe.{left} Module types "
+        f"seen: {', '.join(kinds[:40])}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+    )
 
 
 def run_model(model: nn.Module, batch: Any) -> Any:
