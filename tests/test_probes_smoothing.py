@@ -193,6 +193,17 @@ def test_looking_at_gradients_leaves_no_trace():
     assert [row.recipe for row in diagnose(model, x, ["smoothing"]).smoothing] == ["none", "none"]
 
 
+@pytest.mark.parametrize("recipe", ["explicit(v=1e-2)", "dropkey(0.2) + consistency"])
+def test_what_a_recipe_adds_to_the_loss_is_added(recipe):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 8)
+    tempered = attemper.apply(model, recipe)
+    plain, acting = diagnose(model, x, ["smoothing"]).smoothing[:2]
+    assert plain.slope != acting.slope
+    tempered.loss(lambda: model(x), lambda out: out.square().mean()).backward()  # training goes on as before
+
+
 def test_a_loss_of_ones_own_is_used_and_a_model_without_classes_needs_one():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)

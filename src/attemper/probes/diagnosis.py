@@ -15,7 +15,7 @@ from attemper.probes.conditioning import conditioning
 from attemper.probes.smoothing import logit_push, own_prediction
 from attemper.probes.table import HeadRow, JacobianRow, SmoothingRow, Table, TokenRow
 from attemper.probes.tokens import BlockWatch, block_watches
-from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model
+from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model, samples_in
 from attemper.probes.watching import find_attention as find_attention
 from attemper.sites import AttentionSite, Sites
 from attemper.sites.targets import Targets
@@ -56,8 +56,8 @@ def diagnose(
     targets: globs on the names of modules of your own that compute attention, as in `attemper.apply`.
     jacobian_limit: with more coordinates (tokens × channels) than that, of a Jacobian only σ_max is computed; otherwise
         4,096 on a CPU and 25,000 on a GPU.
-    loss: for "smoothing": runs the model and gives the loss; otherwise the model runs on the first eight samples of the
-        batch, and the loss is cross-entropy against the classes that it holds most probable itself.
+    loss: for "smoothing": runs the model and gives the loss; otherwise cross-entropy against the classes that the model
+        holds most probable itself, and what the recipe adds to it.
     log: called with a line before each Jacobian, which may take minutes.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -75,14 +75,12 @@ def diagnose(
         if "conditioning" in wanted:
             tokens = _token_rows(model, batch, sites)
         if "jacobian" in wanted:
-            jacobians = block_jacobians(model, first_samples(batch), sites, jacobian_limit, log)
+            jacobians = block_jacobians(model, batch, sites, jacobian_limit, log)
             notes += [] if jacobians else ["no Jacobian: this model has no blocks that are recognised"]
     smoothing: tuple[SmoothingRow, ...] = ()
     if "smoothing" in wanted:
-        smoothing = logit_push(
-            model, loss or own_prediction(model, first_samples(batch, MOST_DECOMPOSED)), targets=targets
-        )
-    return Table(type(model).__name__, _samples(batch), heads, tokens, jacobians, smoothing, tuple(notes))
+        smoothing = logit_push(model, loss or own_prediction(model, batch), targets=targets)
+    return Table(type(model).__name__, samples_in(batch), heads, tokens, jacobians, smoothing, tuple(notes))
 
 
 def _check(probes: Sequence[str]) -> frozenset[str]:
@@ -145,22 +143,3 @@ def _token_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[TokenRow, .
     with looking(block_watches(model, sites, BlockWatch, tell)):
         run_model(model, batch)
     return tuple(rows)
-
-
-def first_samples(batch: Any, count: int = 1) -> Any:
-    """The batch of its first samples alone: every tensor that has as many rows as the first one is cut."""
-    size = _samples(batch)
-
-    def cut(part: Any) -> Any:
-        return part[:count] if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == size else part
-
-    if isinstance(batch, Tensor):
-        return batch[:count]
-    if isinstance(batch, dict):
-        return {name: cut(part) for name, part in batch.items()}
-    return tuple(cut(part) for part in batch)
-
-
-def _samples(batch: Any) -> int:
-    parts = batch.values() if isinstance(batch, dict) else [batch] if isinstance(batch, Tensor) else batch
-    return next((int(part.shape[0]) for part in parts if isinstance(part, Tensor) and part.dim() > 0), 0)

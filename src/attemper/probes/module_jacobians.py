@@ -12,12 +12,11 @@ from torch.overrides import TorchFunctionMode
 from attemper.errors import ParameterError
 from attemper.probes.block_jacobians import detached, with_leaves
 from attemper.probes.branch_rows import Joined, Leaf, Log, noting_calls, rows_of
-from attemper.probes.diagnosis import first_samples
 from attemper.probes.float64 import in_float64, widened
 from attemper.probes.jacobian import check_limit
 from attemper.probes.table import JacobianRow
 from attemper.probes.tokens import first_tensor
-from attemper.probes.watching import in_eval, looking, refuse_wrapped, run_model
+from attemper.probes.watching import first_sample, in_eval, looking, refuse_wrapped, run_model
 from attemper.tempering.functions import kind_of
 from attemper.tempering.subclassing import Action
 
@@ -45,7 +44,7 @@ def module_jacobians(
             raise ParameterError(f"{type(model).__name__} has no module '{name}'")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     limit = check_limit(limit, device)
-    sample = widened(first_samples(batch))
+    sample = widened(first_sample(batch))
     rows: list[JacobianRow] = []
     for number, name in enumerate(modules):  # a pass for each: one module may lie in another
         watch = ModuleWatch(number, name, limit, log)

@@ -200,10 +200,7 @@ def logit_push(
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ParameterError(f"passes must be a number of passes, at least 1; got {passes!r}")
     sites = find_attention(model, targets).attentions
-    try:
-        tempered = Tempered.of(model)
-    except NoSiteError:
-        tempered = None
+    tempered = _handle(model)
     with _training(model), untouched(model):
         with tempered.disabled() if tempered is not None else nullcontext():
             rows = _rows("none", sites, [_one_pass(sites, loss)])
@@ -261,7 +258,10 @@ def _row(recipe: str, site: AttentionSite, total: Push) -> SmoothingRow:
 
 
 def own_prediction(model: nn.Module, batch: Any) -> Callable[[], Tensor]:
-    """A loss where there are no labels: cross-entropy against the classes that the model holds most probable itself."""
+    """A loss where there are no labels: cross-entropy against the classes that the model holds most probable itself.
+
+    What the recipe adds to the loss is added.
+    """
     with in_eval(model), torch.no_grad():
         logits = first_tensor(run_model(model, batch))
     if logits.dim() < 2 or logits.shape[-1] < 2:
@@ -270,11 +270,20 @@ def own_prediction(model: nn.Module, batch: Any) -> Callable[[], Tensor]:
         )
     target = logits.argmax(-1)
 
-    def loss() -> Tensor:
-        out = first_tensor(run_model(model, batch))
-        return F.cross_entropy(out.flatten(0, -2).float(), target.flatten())
+    def criterion(out: Any) -> Tensor:
+        return F.cross_entropy(first_tensor(out).flatten(0, -2).float(), target.flatten())
 
-    return loss
+    tempered = _handle(model)
+    if tempered is None:
+        return lambda: criterion(run_model(model, batch))
+    return lambda: tempered.loss(lambda: run_model(model, batch), criterion)
+
+
+def _handle(model: nn.Module) -> Tempered | None:
+    try:
+        return Tempered.of(model)
+    except NoSiteError:
+        return None
 
 
 @contextmanager

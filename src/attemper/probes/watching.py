@@ -192,3 +192,24 @@ def _shapes(batch: Any) -> str:
     if isinstance(batch, list | tuple):
         return ", ".join(_shapes(part) for part in batch)
     return type(batch).__name__
+
+
+def first_sample(batch: Any, axis: int = 0) -> Any:
+    """The batch of its first sample alone: every tensor that is as long as the first one along an axis is cut there."""
+    size = samples_in(batch, axis)
+
+    def cut(part: Any) -> Any:
+        fits = isinstance(part, Tensor) and part.dim() > axis and part.shape[axis] == size
+        return part.narrow(axis, 0, 1) if fits else part
+
+    if isinstance(batch, Tensor):
+        return cut(batch)
+    if isinstance(batch, dict):
+        return {name: cut(part) for name, part in batch.items()}
+    return tuple(cut(part) for part in batch)
+
+
+def samples_in(batch: Any, axis: int = 0) -> int:
+    """How many samples a batch has, by its first tensor."""
+    parts = batch.values() if isinstance(batch, dict) else [batch] if isinstance(batch, Tensor) else batch
+    return next((int(part.shape[axis]) for part in parts if isinstance(part, Tensor) and part.dim() > axis), 0)
