@@ -13,6 +13,7 @@ from attemper.lab.models.convmixer import convmixer
 from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
+from attemper.lab.models.resnet import resnet
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
@@ -39,6 +40,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
     "vit-small": (_vit(384, 12, 6, 1536), InputShape, "ViT-S for small images: 12 blocks, width 384, 6 heads"),
     "vit-base": (_vit(768, 12, 12, 3072), InputShape, "ViT-B for small images: 12 blocks, width 768, 12 heads"),
     "convmixer": (convmixer, InputShape, "no attention at all; its two kinds of skip connection can be left out"),
+    "resnet": (resnet, InputShape, "the CIFAR ResNet: 20 layers, width 16; its skip connections can be left out"),
     "encoder": (
         encoder,
         SequenceShape,
