@@ -21,6 +21,8 @@ SMALL = [
     ("vit-digits", DIGITS),
     ("vit-cifar(depth=2, width=48, mlp=48)", CIFAR),
     ("convmixer(width=16, depth=2)", CIFAR),
+    ("resnet(width=4, depth=8)", CIFAR),
+    ("resnet(width=4, depth=8, skip=False)", DIGITS),
     ("timm:vit_tiny_patch16_224(patch_size=4, depth=2)", CIFAR),
     ("timm:resnet10t", CIFAR),
     (HF, CIFAR),
@@ -99,6 +101,34 @@ def test_leaving_a_skip_out_changes_that_sum_and_no_weight() -> None:
         assert torch.allclose(model.blocks(model.patches(inputs)), expected, atol=1e-6)
 
 
+def test_the_resnet_is_that_of_the_paper() -> None:
+    shape = InputShape(channels=3, height=32, width=32, classes=10)
+    model = build_model("resnet", shape)
+    assert sum(layer.weight.dim() > 1 for layer in model.modules() if hasattr(layer, "weight")) == 20
+    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    widths = [(16, 16)] * 6 + [(16, 32)] + [(32, 32)] * 5 + [(32, 64)] + [(64, 64)] * 5
+    assert weights == 9 * (3 * 16 + sum(given * width for given, width in widths)) + 64 * 10  # 0.27 million
+    assert model.blocks(model.stem(torch.randn(2, 3, 32, 32))).shape == (2, 64, 8, 8)
+
+
+def test_a_resnet_without_skips_has_the_same_weights_and_no_identity_anywhere() -> None:
+    models = {}
+    for skip in (True, False):
+        torch.manual_seed(0)
+        models[skip] = build_model(f"resnet(width=4, depth=8, skip={skip})", CIFAR).eval()
+    assert all(torch.equal(a, b) for a, b in zip(models[True].parameters(), models[False].parameters(), strict=True))
+    x = torch.randn(2, 4, 32, 32)
+    with torch.no_grad():
+        for given, block, bare in zip((4, 4, 8), models[True].blocks, models[False].blocks, strict=True):
+            branch = block.branch(x)
+            shortcut = torch.zeros_like(branch)
+            step = x.shape[2] // branch.shape[2]
+            shortcut[:, :given] = x[:, :, ::step, ::step]
+            assert torch.equal(bare(x), branch.clamp(min=0))
+            assert torch.equal(block(x), (shortcut + branch).clamp(min=0))
+            x = block(x)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -110,6 +140,10 @@ def test_leaving_a_skip_out_changes_that_sum_and_no_weight() -> None:
         ("vit-cifar(pool=max)", "pool is 'max'"),
         ("convmixer(kernel=4)", "kernel is 4; it must be odd"),
         ("convmixer(channel_skip=1)", "channel_skip is 1; it must be true or false"),
+        ("resnet(depth=18)", r"depth is 18; it must be 6n \+ 2, such as 8, 14, 20"),
+        ("resnet(depth=2)", r"depth is 2; it must be 6n \+ 2"),
+        ("resnet(skip=0)", "skip is 0; it must be true or false"),
+        ("resnet(width=0)", "width is 0; it must be a whole number"),
         ("timm:vit_tiny_patch16_24", "Did you mean 'vit_tiny_patch16_224'"),
         ("timm:vit_tiny_patch16_224(dpth=2)", "no option 'dpth'. Did you mean 'depth'"),
         ("timm:vit_tiny_patch16_224(num_heads=5)", "timm could not build"),
@@ -123,5 +157,5 @@ def test_a_wrong_name_or_option_is_refused_with_what_would_be_right(text: str, m
 
 
 def test_every_own_model_is_listed_with_a_line_about_it() -> None:
-    assert {*VITS, "convmixer"} <= set(list_models())
+    assert {*VITS, "convmixer", "resnet"} <= set(list_models())
     assert all(list_models().values())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
 from attemper.kernels.fa4.tables import layout_of
 
 HOPPER = 9  # its compute capability
@@ -165,3 +166,5 @@ torch.library.register_fake("attemper::fa4_attention", _forward_fake)
 torch.library.register_fake("attemper::fa4_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::fa4_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::fa4_attention_backward", _no_second_gradients)
+counted_by(torch.ops.attemper.fa4_attention, attention_flops)
+counted_by(torch.ops.attemper.fa4_attention_backward, attention_backward_flops)

@@ -15,6 +15,7 @@ from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
 from attemper.lab.models.localvit import localvit
+from attemper.lab.models.resnet import resnet
 from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
@@ -68,6 +69,7 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         "LocalViT-S: 12 blocks, width 384, 8 heads",
     ),
     "convmixer": (convmixer, InputShape, "no attention at all; its two kinds of skip connection can be left out"),
+    "resnet": (resnet, InputShape, "the CIFAR ResNet: 20 layers, width 16; its skip connections can be left out"),
     "encoder": (
         encoder,
         SequenceShape,
