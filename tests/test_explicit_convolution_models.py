@@ -189,10 +189,14 @@ def test_targets_choose_convolutions():
 
 # ------------------------------------------------------------------------------------------ other people's convolutions
 class Standardised(nn.Conv2d):
-    """A weight that is standardised at every use, as in BiT."""
+    """A weight that is standardised at every use, with a gain of its own, as in BiT and in NFNets."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.gain = nn.Parameter(torch.rand(self.out_channels, 1, 1, 1))
 
     def forward(self, x):
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        weight = self.gain * (self.weight - self.weight.mean((1, 2, 3), keepdim=True))
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
@@ -216,10 +220,17 @@ class Transformed(nn.Conv2d):
         return x * self.weight.sum()
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Twice, 2), (Transformed, 0)])
-def test_a_module_that_computes_no_single_convolution_is_refused_at_apply(kind, count, monkeypatch):
+class TwiceInTime(nn.Conv3d):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "count"), [(Twice, nn.Conv2d, 2), (Transformed, nn.Conv2d, 0), (TwiceInTime, nn.Conv3d, 2)]
+)
+def test_a_module_that_computes_no_single_convolution_is_refused_at_apply(kind, first, count, monkeypatch):
     monkeypatch.setattr("attemper.tempering.applying.try_out", try_out)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), kind(4, 4, 1))
+    model = nn.Sequential(first(3, 4, 3), kind(4, 4, 1))
     with pytest.raises(UnmetError, match=rf"'1' \({kind.__name__}\) computed {count} convolutions"):
         attemper.apply(model, "explicit(conv=1)")
     assert type(model[1]) is kind

@@ -191,7 +191,7 @@ class ExplicitDropout(Method, Penalty):
     """
 
     name: ClassVar[str] = "explicit"
-    summary: ClassVar[str] = "deterministic penalties that do what dropout does on average"
+    summary: ClassVar[str] = "deterministic penalties on what dropout would take away, with a strength per component"
     paper: ClassVar[Paper] = Paper("Explicit Dropout", "2026")
     named_only: ClassVar[bool] = True
 

@@ -128,18 +128,17 @@ class ConvolutionAction(Action):
 def refuse_unknown_convolution(method: str, where: str, slot: Slot | None, layer: nn.Module) -> None:
     """At apply: raise where the weight that a convolution multiplies with will not be known.
 
-    One that is computed anew at every use is: it is seen when it is used.
+    One that is computed anew at every use is, whatever it is computed from: it is seen when it is used.
     """
     if is_lazy(cast(Tensor, layer.weight)):
         raise NoSiteError(
             f"{method} acts on the convolution '{where}', whose weight has no shape yet ({type(layer).__name__}); run "
             "the model once, then apply"
         )
-    if not _is_wrapped(slot, layer) and hasattr(layer, "parametrizations"):
-        return
-    refuse_unknown_weight(method, where, slot, layer)
-    if _is_wrapped(slot, layer) and cast(int, layer.groups) > 1:
-        raise NoSiteError(_grouped(method, where))
+    if _is_wrapped(slot, layer):
+        refuse_unknown_weight(method, where, slot, layer)
+        if cast(int, layer.groups) > 1:
+            raise NoSiteError(_grouped(method, where))
 
 
 def _is_wrapped(slot: Slot | None, layer: nn.Module) -> bool:

@@ -283,7 +283,7 @@ def made_up_inputs(model: nn.Module) -> Iterator[Call]:
         yield (tensor,) * max(arguments, 1), {}
 
 
-FIRST = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Linear, nn.MultiheadAttention)
+FIRST = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.MultiheadAttention)
 
 
 def _required(model: nn.Module) -> int:
@@ -299,8 +299,9 @@ def _tensors_for(model: nn.Module, first: nn.Module | None) -> Iterator[Tensor]:
     elif isinstance(first, nn.Conv2d):
         for height, width in _image_sizes(model, (first.stride[0], first.stride[1])):
             yield torch.empty(SAMPLES, first.in_channels, height, width, device="meta", dtype=first.weight.dtype)
-    elif isinstance(first, nn.Conv1d):
-        yield torch.empty(SAMPLES, first.in_channels, 64, device="meta", dtype=first.weight.dtype)
+    elif isinstance(first, nn.Conv1d | nn.Conv3d):
+        sizes = (64,) if isinstance(first, nn.Conv1d) else (16, 64, 64)
+        yield torch.empty(SAMPLES, first.in_channels, *sizes, device="meta", dtype=first.weight.dtype)
     if isinstance(first, nn.Linear | nn.MultiheadAttention):
         width = first.in_features if isinstance(first, nn.Linear) else first.embed_dim
         dtype = next(first.parameters()).dtype
