@@ -59,7 +59,7 @@ class Consistency(Method, LossTerm):
     """
 
     name: ClassVar[str] = "consistency"
-    summary: ClassVar[str] = "run twice and penalise the divergence of the two predictions"
+    summary: ClassVar[str] = "run twice, or more often, and penalise the divergence of the predictions"
     paper: ClassVar[Paper] = Paper("AttentionDrop (consistency)", "2025")
 
     strength: float = 1.0

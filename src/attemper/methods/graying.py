@@ -126,7 +126,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
     """
 
     name: ClassVar[str] = "graying"
-    summary: ClassVar[str] = "bring the singular values of the input tokens closer together"
+    summary: ClassVar[str] = "bring singular values, or DCT coefficients, of the input tokens closer together"
     paper: ClassVar[Paper] = Paper("Always Skip Attention (token graying)", "ICCV 2025")
 
     kind: Literal["dct", "svd"] = "dct"
