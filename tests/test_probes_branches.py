@@ -197,7 +197,9 @@ def test_above_the_limit_the_largest_value_is_there_and_the_rest_is_said_to_be_u
     whole = rows_of(diagnose(model, x, ["jacobian"], jacobian_limit=40))
     table = diagnose(model, x, ["jacobian"], jacobian_limit=39, log=lines.append)
     for place, row in rows_of(table).items():
-        assert row.largest == pytest.approx(whole[place].largest, rel=1e-7), place
+        # Of a branch behind a norm the whole leaves directions out, along which ε keeps a share of some 1e-5.
+        rel = 1e-9 if "skip" in place else 1e-4
+        assert row.largest == pytest.approx(whole[place].largest, rel=rel), place
         assert (row.condition, row.whole) == (None, False)
     assert "of block 0: κ is not known: 40 coordinates, and the limit is 39" in str(table)
     assert lines == [f"block 0, {place}: the Jacobian of 40 coordinates" for place in ("attention", "mlp")]
