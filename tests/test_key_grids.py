@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.errors import ParameterError
+from attemper.methods.base import Method, Paper
 from attemper.methods.dropkey import DropKey
+from attemper.ops.perturbation import Perturbation, drop_logits
 from attemper.sites import find_sites
 from families import VIT, build, build_detr, family, hf, timm_model
 from families.transformers_models import HF_IMAGE
@@ -230,6 +233,47 @@ def test_where_a_grid_is_asked_for_nothing_else_changes() -> None:
     assert torch.equal(model(images(64, 64)), wanted)
     tempered.remove()
     assert [type(module) for module in model.modules()] == classes
+
+
+@dataclasses.dataclass(frozen=True)
+class DropFirstRow(Method, Perturbation):
+    """A method as another package may write it: it acts on the first row of the grid, wherever that is."""
+
+    name: ClassVar[str] = "dropfirstrow"
+    summary: ClassVar[str] = "never look at the first row of the image"
+    paper: ClassVar[Paper] = Paper("none", "nowhere")
+    grid: tuple[int, int] | None = None
+    prefix: int = 0
+
+    @property
+    def seeks_grid(self) -> bool:
+        return self.grid is None
+
+    def on_grid(self, grid: tuple[int, int], prefix: int) -> DropFirstRow:
+        return dataclasses.replace(self, grid=grid, prefix=prefix)
+
+    def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Any) -> tuple[Tensor, Tensor | None]:
+        assert self.grid is not None
+        key = torch.arange(logits.shape[-1]) - self.prefix
+        return drop_logits(logits, (key < 0) | (key >= self.grid[1]), allowed)
+
+
+def test_a_method_of_another_package_is_given_the_grid_too() -> None:
+    """In a PVT of one stage the keys of the first row get no gradient, and those of the second do."""
+    model = timm_model("pvt_v2_b0", **{key: value[:1] for key, value in PYRAMID.items()})().train()
+    keys: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, out: Tensor) -> None:
+        out.retain_grad()
+        keys.append(out)
+
+    model.stages[0].blocks[0].attn.kv.register_forward_hook(note)
+    attemper.apply(model, DropFirstRow())
+    model(images(64, 96)).sum().backward()
+    assert keys[0].shape[1] == 2 * 3
+    assert keys[0].grad is not None
+    reached = keys[0].grad.abs().sum((0, 2)) > 0
+    assert reached.tolist() == [False] * 3 + [True] * 3
 
 
 @pytest.mark.slow

@@ -262,3 +262,15 @@ def test_networks_whose_tokens_all_pass_through_are_as_before(name: str) -> None
         handle.remove()
     attemper.apply(model, "cb(position=front)")
     assert torch.allclose(call(model, inputs), wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [LOCALVIT, CEIT])
+@pytest.mark.parametrize("position", ["front", "end"])
+def test_compiled_and_eager_compute_the_same(text: str, position: str) -> None:
+    model = model_of(text).train()
+    attemper.apply(model, f"cb(cb_s, position={position})")
+    images = torch.randn(2, 3, 8, 16, dtype=torch.double)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager_default_partitioner", fullgraph=True)
+    assert torch.allclose(compiled(images), model(images), rtol=0, atol=1e-10)

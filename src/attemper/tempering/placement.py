@@ -22,7 +22,7 @@ from attemper.methods.kinds import (
 )
 from attemper.ops.perturbation import Perturbation
 from attemper.sites import AttentionSite, BlockSite, MlpSite, Sites
-from attemper.sites.adapted import FLOATS, inner, is_linear, widths, with_inner
+from attemper.sites.adapted import FLOATS, inner, is_linear, with_inner
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.blocks import BlockAction, EntryAction
 from attemper.tempering.branches import Branch, branches_of, is_container
@@ -37,7 +37,7 @@ from attemper.tempering.padding import mask_positions
 from attemper.tempering.penalised import penalty_actions
 from attemper.tempering.penalties import Control
 from attemper.tempering.projecting import dense_behind
-from attemper.tempering.requirements import Requirements
+from attemper.tempering.requirements import Requirements, channels
 from attemper.tempering.root import RootAction
 from attemper.tempering.skips import HolderAction, OutsideAction, SkipAction
 from attemper.tempering.subclassing import Action
@@ -255,7 +255,7 @@ class Placement(Requirements):
         made: type[TokenAction] = EntryAction if side == "entry" else LocalTokenAction if local else TokenAction
         side = "input" if side == "entry" else side
         action = made(self.control, place, method.at(place), side, self.layout(block, layer), told_by)
-        start = kind.parameter(_channels(layer, side) or self.width_of(block, method))
+        start = kind.parameter(channels(layer, side) or self.width_of(block, method))
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
             reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
@@ -271,25 +271,6 @@ class Placement(Requirements):
         while self.named.setdefault(key, name) != name:  # another module's, as of 'a.b' beside 'a_b'
             key += "_"
         return key
-
-    def channels_of(self, block: int) -> int:
-        """How many channels the tokens of a block have, by the layers that read them; 0: none tells."""
-        for site in self.sites.attentions:
-            if site.block == block and isinstance(site.module, nn.MultiheadAttention):
-                return int(site.module.embed_dim)
-            if site.block == block and site.projections is not None:
-                return widths(site.projections.q.module)[0]
-        return next((_channels(mlp.firsts[0], "input") for mlp in self.sites.mlps if mlp.block == block), 0)
-
-    def width_of(self, block: int, method: Method) -> int:
-        """The same for a parameter of a method, which needs to know; a block itself does not say."""
-        if known := self.channels_of(block):
-            return known
-        if cast(TokenMap, method).parameter(1) is None:
-            return 0
-        raise NoSiteError(
-            f"'{method}' has a parameter, and how many channels tokens have in block {block} is not known"
-        )
 
     def of_mlp(self, mlp: MlpSite, position: str, network: nn.Module | None) -> Iterator[tuple[nn.Module, str]]:
         if position == "mlp_front" and network is not None:
@@ -406,12 +387,3 @@ class Placement(Requirements):
                 self.overrides.append((module, "activation_relu_or_gelu", 0))
             if isinstance(module, nn.TransformerEncoder):
                 self.overrides.append((module, "use_nested_tensor", False))
-
-
-def _channels(layer: nn.Module, side: str) -> int:
-    """How many channels the tokens have that go into a layer, or that come out of it."""
-    if isinstance(layer, nn.MultiheadAttention):
-        return int(layer.embed_dim)
-    if is_linear(layer) or isinstance(inner(layer), nn.Conv2d):
-        return widths(layer)[1 if side == "output" else 0]
-    return 0

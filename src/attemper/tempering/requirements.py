@@ -22,7 +22,7 @@ from attemper.methods.kinds import (
 from attemper.ops.perturbation import Perturbation
 from attemper.recipe import describe
 from attemper.sites import AttentionSite, ConvolutionSite, Sites
-from attemper.sites.adapted import inner
+from attemper.sites.adapted import inner, is_linear, widths
 from attemper.tempering.layers import Layout
 from attemper.tempering.own_dropout import active_dropout
 from attemper.tempering.projecting import missing_projections
@@ -181,6 +181,25 @@ class Requirements:
                 return "batch_first" if site.module.batch_first else "sequence_first"
         return "batch_first"
 
+    def channels_of(self, block: int) -> int:
+        """How many channels the tokens of a block have, by the layers that read them; 0: none tells."""
+        for site in self.sites.attentions:
+            if site.block == block and isinstance(site.module, nn.MultiheadAttention):
+                return int(site.module.embed_dim)
+            if site.block == block and site.projections is not None:
+                return widths(site.projections.q.module)[0]
+        return next((channels(mlp.firsts[0], "input") for mlp in self.sites.mlps if mlp.block == block), 0)
+
+    def width_of(self, block: int, method: Method) -> int:
+        """The same for a parameter of a method, which needs to know; a block itself does not say."""
+        if known := self.channels_of(block):
+            return known
+        if cast(TokenMap, method).parameter(1) is None:
+            return 0
+        raise NoSiteError(
+            f"'{method}' has a parameter, and how many channels tokens have in block {block} is not known"
+        )
+
     def is_convolutional(self, network: nn.Module) -> bool:
         """Whether this is a whole feed-forward network whose first layers are convolutions."""
         name = self.names.get(network)
@@ -194,3 +213,13 @@ def _first_of(names: list[str]) -> str:
     ("'a.attn' was", "'a.attn' and 2 more were")
     """
     return f"'{names[0]}' was" if len(names) == 1 else f"'{names[0]}' and {len(names) - 1} more were"
+
+
+def channels(layer: nn.Module, side: str) -> int:
+    """How many channels the tokens have that go into a layer, or that come out of it."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return int(layer.embed_dim)
+    plain = inner(layer)
+    if isinstance(plain, nn.Conv2d):  # all of them, where each group sees some
+        return plain.out_channels if side == "output" else plain.in_channels
+    return widths(layer)[1 if side == "output" else 0] if is_linear(layer) else 0
