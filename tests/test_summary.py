@@ -147,7 +147,7 @@ def test_a_summary_is_plain_json_with_everything_the_report_needs(tmp_path: Path
     assert set(summary) == keys
     row = rows_of(summary)["a | b"]
     fields = "name recipe lr configurations seeds test validation train mean deviation difference rank diverged missing"
-    assert set(row) == set(f"{fields} parameters cost curves probes rates published versions".split())
+    assert set(row) == set(f"{fields} parameters flops cost curves probes rates published versions".split())
     assert row["difference"]["adjusted"] < 0.05
     assert row["rank"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert row["cost"]["ratio"] == 1.5

@@ -17,6 +17,7 @@ from attemper.kernels.attention.launch_arguments import (
     penalty_gradient_arguments,
     table_arguments,
 )
+from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
 from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
@@ -268,3 +269,5 @@ torch.library.register_fake("attemper::fused_attention", forward_fake)
 torch.library.register_fake("attemper::fused_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::fused_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::fused_attention_backward", no_second_gradients)
+counted_by(torch.ops.attemper.fused_attention, attention_flops)
+counted_by(torch.ops.attemper.fused_attention_backward, attention_backward_flops)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attemper.kernels.attention import operators
 from attemper.kernels.attention.operators import OTHERS
+from attemper.kernels.common.flops import counted_by, packed_backward_flops, packed_flops
 from attemper.kernels.common.launch import DEVICES
 
 torch.library.define(
@@ -101,3 +102,5 @@ torch.library.register_fake("attemper::packed_attention", _forward_fake)
 torch.library.register_fake("attemper::packed_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::packed_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::packed_attention_backward", operators.no_second_gradients)
+counted_by(torch.ops.attemper.packed_attention, packed_flops)
+counted_by(torch.ops.attemper.packed_attention_backward, packed_backward_flops)

@@ -5,6 +5,7 @@ once more, which takes as long as a third of attention's backward pass. Here the
 are about to write (`penalty_gradients.py`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from attemper.kernels.attention import operators
 from attemper.kernels.attention.launch_arguments import PenaltyGradients
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.attention.packed import is_packed, parts
+from attemper.kernels.common.flops import counted_by, grams_flops, packed_backward_flops, packed_flops, part
 from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
@@ -157,3 +159,24 @@ torch.library.register_fake("attemper::penalised_attention", _forward_fake)
 torch.library.register_fake("attemper::penalised_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::penalised_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::penalised_attention_backward", operators.no_second_gradients)
+
+
+def _penalty_flops(qkv: Sequence[int], heads: int, logits: bool) -> int:
+    """Gram matrices of Q and of K, or what their gradients are multiplied with; the squares of V are elementwise."""
+    batch, _, tokens, e = part(qkv, heads)
+    return 2 * grams_flops(batch * tokens, heads, e) if logits else 0
+
+
+def _flops(qkv: Sequence[int], bias: Any, heads: int, values: bool, logits: bool, *_: object, **__: object) -> int:
+    return packed_flops(qkv, heads) + _penalty_flops(qkv, heads, logits)
+
+
+def _backward_flops(
+    dout: Sequence[int], factors: Any, qkv: Sequence[int], bias: Any, heads: int, values: bool, grams: Sequence[int],
+    *_: object, **__: object,
+) -> int:  # fmt: skip
+    return packed_backward_flops(dout, qkv, heads) + _penalty_flops(qkv, heads, len(grams) > 1)
+
+
+counted_by(torch.ops.attemper.penalised_attention, _flops)
+counted_by(torch.ops.attemper.penalised_attention_backward, _backward_flops)

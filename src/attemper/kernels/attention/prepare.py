@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
+from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, precision, strided, unit_stride
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
 from attemper.ops.stream import LANE_STEP, MASK
@@ -144,3 +145,4 @@ for _device in DEVICES:
 torch.library.register_fake("attemper::drop_table", _drop_table_fake)
 torch.library.register_fake("attemper::row_tops", _row_tops_fake)
 torch.library.register_fake("attemper::row_cuts", _row_cuts_fake)
+counted_by(torch.ops.attemper.row_cuts, logits_flops)  # once; long rows with many largest are swept more often

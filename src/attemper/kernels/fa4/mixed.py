@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention.operators import forward, forward_fake
+from attemper.kernels.common.flops import attention_flops, counted_by
 from attemper.kernels.common.launch import DEVICES, LOG2E, on_device
 from attemper.kernels.fa4.tables import BLOCK, HEADER, ROOM, layout_of
 
@@ -110,3 +111,4 @@ for _device in DEVICES:
 torch.library.register_fake("attemper::mixed_attention", _forward_fake)
 torch.library.register_fake("attemper::fa4_restated", _restated_fake)
 torch.library.register_autograd("attemper::mixed_attention", _gradients, setup_context=_save)
+counted_by(torch.ops.attemper.mixed_attention, attention_flops)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by, tell_counter
 from attemper.kernels.fa4.tables import layout_of
 
 HOPPER = 9  # its compute capability
@@ -88,6 +89,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_fwd
 
+    tell_counter()
     out, stats = _token_major(q, v.shape[3]), _stats(q)
     with torch.cuda.device(q.device):
         _flash_attn_fwd(
@@ -165,3 +167,5 @@ torch.library.register_fake("attemper::fa4_attention", _forward_fake)
 torch.library.register_fake("attemper::fa4_attention_backward", _backward_fake)
 torch.library.register_autograd("attemper::fa4_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::fa4_attention_backward", _no_second_gradients)
+counted_by(torch.ops.attemper.fa4_attention, attention_flops)
+counted_by(torch.ops.attemper.fa4_attention_backward, attention_backward_flops)

@@ -1,10 +1,12 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.flops import counted_by, grams_flops
 from attemper.kernels.common.launch import DEVICES, on_device, precision
 from attemper.kernels.common.plans import padded
 
@@ -179,3 +181,17 @@ torch.library.register_fake("attemper::logit_squares", _forward_fake)
 torch.library.register_fake("attemper::logit_squares_backward", _backward_fake)
 torch.library.register_autograd("attemper::logit_squares", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::logit_squares_backward", _no_gradients)
+
+
+def _flops(q: Sequence[int], k: Sequence[int], q_bias: Any, k_bias: Any, heads: int, **_: object) -> int:
+    """QᵀQ and KᵀK."""
+    return grams_flops(q[0] * (q[1] + k[1]), heads, q[2] // heads)
+
+
+def _backward_flops(grad: Sequence[int], q: Sequence[int], k: Sequence[int], *_: object, **__: object) -> int:
+    """Both once more, and Q and K times them."""
+    return 2 * _flops(q, k, None, None, grad[1])
+
+
+counted_by(torch.ops.attemper.logit_squares, _flops)
+counted_by(torch.ops.attemper.logit_squares_backward, _backward_flops)

@@ -79,6 +79,11 @@ class Entry:
         return self.raw.get("cost") or {}
 
     @property
+    def flops(self) -> Mapping[str, Any]:
+        """Operations of a sample's forward pass and of a training step; empty for results of older versions."""
+        return self.raw.get("flops") or {}
+
+    @property
     def published(self) -> Mapping[str, Any]:
         return self.raw.get("published") or {}
 

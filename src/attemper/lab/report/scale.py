@@ -125,6 +125,24 @@ def memory(value: object) -> str:
     return f"{known / 2**30:.2f} GiB" if known >= 2**30 else f"{known / 2**20:.0f} MiB"
 
 
+def operations(value: object) -> str:
+    """A number of floating-point operations, in thousands, millions and so on.
+
+    >>> operations(1_266_816), operations(460), operations(None)
+    ('1.27 M', '460', '–')
+    """
+    known = finite(value)
+    if known is None:
+        return "–"
+    power = 0
+    while float(f"{known:.3g}") >= 1000 and power < len(THOUSANDS) - 1:
+        known, power = known / 1000, power + 1
+    return f"{known:.3g} {THOUSANDS[power]}".rstrip()
+
+
+THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
+
+
 def shorten(text: str, length: int) -> str:
     """The text if it is no longer than this; otherwise its two ends, since recipes differ at either of them.
 

@@ -7,7 +7,7 @@ from attemper.lab.report.charts import key
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
-from attemper.lab.report.scale import finite, memory, number, signed
+from attemper.lab.report.scale import finite, memory, number, operations, signed
 
 
 def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
@@ -21,6 +21,8 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
         Column("gap", numeric=True, rising=True, hint="train less test, in points"),
         Column("step time", numeric=True, rising=True, hint="ratio to the baseline"),
+        Column("FLOPs, forward", numeric=True, rising=True, hint="floating-point operations of one sample"),
+        Column("FLOPs, step", numeric=True, rising=True, hint="of a training step, forward and backward"),
         Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
         Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
     ]
@@ -33,6 +35,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
             _interval(entry.rank, "mean", 1),
             Cell(number(entry.gap, 2), entry.gap),
             _interval(entry.cost, "ratio", 2),
+            *(Cell(operations(entry.flops.get(name)), finite(entry.flops.get(name))) for name in ("forward", "step")),
             Cell(memory(entry.cost.get("peak_memory")), finite(entry.cost.get("peak_memory"))),
             _runs(entry),
         ]

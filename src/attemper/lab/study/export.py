@@ -5,6 +5,7 @@ import io
 from typing import Any, Literal
 
 from attemper.lab.folders import read_object
+from attemper.lab.report.scale import operations
 from attemper.lab.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
 from attemper.lab.study.verdict import join
 
@@ -15,6 +16,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 CSV_START = ("name", "recipe", "lr", "mean", "deviation")
 MARKDOWN_START = ("recipe", "test", "difference to the baseline", "p", "rank", "step time")
+MARKDOWN_MORE = ("FLOPs, step", "published")
 
 
 def is_table(data: bytes, kind: Literal["csv", "markdown", "json"]) -> bool:
@@ -34,8 +36,15 @@ def to_csv(summary: Summary) -> str:
     seeds = summary["plan"]["seeds"]
     columns = [
         *(*CSV_START, "difference", "low", "high", "p", "p_adjusted"),
-        *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "cost_ratio", "milliseconds"),
-        *("peak_memory", "published", "versions", *(f"test_seed_{seed}" for seed in seeds)),
+        *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "forward_flops", "step_flops"),
+        *(
+            "cost_ratio",
+            "milliseconds",
+            "peak_memory",
+            "published",
+            "versions",
+            *(f"test_seed_{seed}" for seed in seeds),
+        ),
     ]
     extra = figure_names(summary)
     columns += [name.replace(",", "").replace(" ", "_").lower() for name in extra]
@@ -44,7 +53,7 @@ def to_csv(summary: Summary) -> str:
     writer.writerow(columns)
     for row in summary["recipes"]:
         difference, rank = row["difference"] or {}, row["rank"] or {}
-        cost, published = row["cost"] or {}, row["published"] or {}
+        cost, published, flops = row["cost"] or {}, row["published"] or {}, row.get("flops") or {}
         writer.writerow(
             [
                 *(_harmless(row[name]) for name in ("name", "recipe")),
@@ -52,6 +61,7 @@ def to_csv(summary: Summary) -> str:
                 *(difference.get(name) for name in ("mean", "low", "high", "p", "adjusted")),
                 *(rank.get(name) for name in ("mean", "low", "high")),
                 *(row[name] for name in ("diverged", "missing", "parameters")),
+                *(flops.get(name) for name in ("forward", "step")),
                 *(cost.get(name) for name in ("ratio", "milliseconds", "peak_memory")),
                 published.get("value"),
                 row.get("versions", "").replace(",", ""),
@@ -73,11 +83,10 @@ def _harmless(text: str) -> str:
 
 def to_markdown(summary: Summary) -> str:
     """The verdict and a table, accuracies in per cent."""
-    extra = any(row["published"] for row in summary["recipes"])
-    header = [*MARKDOWN_START, *(["published"] if extra else [])]
+    header = shown([*MARKDOWN_START, *MARKDOWN_MORE], summary)
     lines = [f"# {_cell(summary['title'])}", "", _cell(summary["verdict"]), ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    lines += [f"| {' | '.join(map(_cell, cells(row)[: len(header)]))} |" for row in summary["recipes"]]
+    lines += [f"| {' | '.join(map(_cell, shown(cells(row), summary)))} |" for row in summary["recipes"]]
     plan = summary["plan"]
     seeds, epochs = len(plan["seeds"]), plan["budget"]["epochs"]
     lines += [
@@ -87,6 +96,8 @@ def to_markdown(summary: Summary) -> str:
         f"{100 * summary['confidence']:g} % interval; p is corrected by Holm's method. Configurations and epochs are "
         "chosen on validation.",
     ]
+    if any(row.get("flops") for row in summary["recipes"]):
+        lines[-1] += " FLOPs are those of a training step; elementwise work is not counted."
     if found := evaluation_rows(summary):
         header, *rows = ([_cell(text) for text in row] for row in found)
         lines += ["", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
@@ -99,9 +110,18 @@ def to_markdown(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
+def shown(columns: list[str], summary: Summary) -> list[str]:
+    """Of a header or of a line of `cells`, what is shown: the last two columns only where a recipe has a value."""
+    *first, flops, published = columns
+    rows = summary["recipes"]
+    first += [flops] if any(row.get("flops") for row in rows) else []
+    return [*first, published] if any(row["published"] for row in rows) else first
+
+
 def cells(row: dict[str, Any]) -> list[str]:
-    """One recipe as a line of a table for people: name, test, difference, p, rank, step time, published."""
+    """One recipe as a line of a table for people: name, test, difference, p, rank, step time, FLOPs, published."""
     difference, rank, cost, published = row["difference"], row["rank"], row["cost"], row["published"]
+    flops = row.get("flops")
     return [
         row["name"] + _flaws(row),
         _spread(row["mean"], row["deviation"]),
@@ -109,6 +129,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         "" if difference is None else _p(difference["adjusted"]),
         "" if rank is None else _range(rank),
         "" if cost is None else f"× {cost['ratio']:.2f}",
+        "" if not flops else operations(flops["step"]),
         "" if published is None else _published(published),
     ]
 

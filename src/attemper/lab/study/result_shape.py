@@ -84,6 +84,7 @@ PARTS: dict[str, Check] = {
     "probes": _list(_record({"block": _count, "step": _count})),
     "rates": _list(_object),
     "parameters": _either(_count, lambda value: value is None),
+    "flops": _either(_record({"forward": _count, "step": _count}), lambda value: value is None),
     "timing": _record({}, {"seconds": _number, "peak_memory": _number}),
     "versions": _object,
     "notes": _list(_text),

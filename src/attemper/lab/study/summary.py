@@ -84,6 +84,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "diverged": sum(run["status"] == "diverged" for run in there),
         "missing": sum(key not in results for key in every),
         "parameters": there[0].get("parameters") if there else None,
+        "flops": there[0].get("flops") if there else None,
         "cost": read_costs(study).get(recipe),
         "curves": [run["curve"] if run is not None else [] for run in runs],
         "probes": [run.get("probes", []) if run is not None else [] for run in runs],

@@ -10,6 +10,7 @@ import torch
 import attemper
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
+from attemper.lab.training.flops import count_flops
 from attemper.lab.training.parallel import whole
 from attemper.lab.training.spec import FORMAT
 from attemper.lab.training.validation import detail
@@ -47,6 +48,7 @@ def result_of(run: Run) -> dict[str, Any]:
         "probes": state.probes,
         "rates": [{"method": r.method, "block": r.block, "rate": r.rate} for r in learner.tempered.summary()],
         "parameters": sum(p.numel() for p in learner.model.parameters()),
+        "flops": count_flops(run.spec, task, data.batch_size, data.accumulate),
         "timing": timing(run),
         "made_under": state.made_under,
         "versions": versions(run.device) | together(run),
