@@ -15,8 +15,9 @@ from rich.console import Console
 import attemper
 from attemper.errors import ParameterError
 from attemper.lab.cli import main
-from attemper.lab.cli.experiment import markdown
-from attemper.lab.experiments import _conditions, run_experiment
+from attemper.lab.experiments.looks import token_conditions
+from attemper.lab.experiments.running import run_experiment
+from attemper.lab.experiments.tables import markdown
 from attemper.lab.models.registry import build_model
 from attemper.lab.report.study import render
 from attemper.lab.study.engine import Training
@@ -108,19 +109,19 @@ def test_a_study_is_about_map_from_its_runs_to_its_table(tmp_path: Path, protoco
 
 def test_an_experiment_names_the_tasks_metric_and_refuses_before_it_trains() -> None:
     task = open_task(TASK)
-    found = run_experiment("entropy-cb", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu")
+    found = run_experiment("entropy-cb", task, budget=BUDGET, seeds=1, models={"VIT": MODEL}, device="cpu")
     assert "| test mAP, % |" in markdown(found)
     assert [len(arm["median"]) for arm in found["arms"]] == [2, 2, 2]
     said: list[str] = []
     with pytest.raises(ParameterError, match=r"convmixer.*does not take inputs of 16 tokens"):
-        run_experiment("skips", task, budget=BUDGET, seeds=1, vit=MODEL, device="cpu", log=said.append)
+        run_experiment("skips", task, budget=BUDGET, seeds=1, models={"VIT": MODEL}, device="cpu", log=said.append)
     assert said == []
 
 
 def test_condition_numbers_of_the_encoder_are_looked_at_behind_every_block() -> None:
     model = build_model(MODEL, open_task(TASK).shape)
     attemper.apply(model, "graying(where=tokens)")
-    assert len(_conditions(model, torch.randn(4, 16, 16))) == 3, "going in, and behind both blocks"
+    assert len(token_conditions(model, torch.randn(4, 16, 16))) == 3, "going in, and behind both blocks"
 
 
 def test_suites_for_images_are_refused_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

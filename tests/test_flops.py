@@ -99,6 +99,20 @@ def test_the_search_for_the_largest_logits_counts_once() -> None:
     assert counted(act) == PAIRS * E
 
 
+def test_a_counter_that_is_loaded_late_is_told_at_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    from attemper.kernels.common import flops
+    from attemper.kernels.common.launch import on_device
+
+    monkeypatch.setattr(flops, "COUNTER", "nowhere")
+    monkeypatch.delitem(flop_registry, OURS.fused_attention)
+    flops.counted_by(OURS.fused_attention, flops.attention_flops)
+    assert OURS.fused_attention not in flop_registry
+    on_device(torch.zeros(1))
+    assert OURS.fused_attention in flop_registry
+
+
 @needs_triton
 @pytest.mark.slow
 def test_the_counter_sees_kernels_that_run() -> None:

@@ -1,4 +1,4 @@
-"""Probes during training change nothing about it, and the study's page shows them; the papers' experiments run."""
+"""Probes during training change nothing about it, and the study's page shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import attemper.lab.experiments as experiments
 from attemper.errors import NoSiteError, ParameterError
 from attemper.lab.cli import main
 from attemper.lab.report import probe_curves as section
@@ -162,55 +161,6 @@ def test_probe_every_is_refused_below_one(capsys, tmp_path):
     assert main(["compare", "--probe-every", "0", "--folder", str(tmp_path / "study")]) == 2
     assert "--probe-every is 0; it must be at least 1" in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
-
-
-# ---------------------------------------------------------------------------------------------------------- experiments
-@pytest.mark.parametrize("name", list(experiments.EXPERIMENTS))
-def test_every_arm_of_every_experiment_can_be_built_and_tempered(name):
-    import attemper
-    from attemper.lab.models.registry import build_model
-    from attemper.lab.tasks.base import InputShape
-
-    for arm in experiments.EXPERIMENTS[name].arms:
-        text = experiments._fill(arm.model, "vit-digits", "convmixer(width=8, depth=2, kernel=3)")
-        model = build_model(text, InputShape(1, 8, 8, 10))
-        attemper.apply(model, arm.recipe)
-
-
-@pytest.mark.parametrize(
-    ("name", "measure"), [("skips", "κ, behind the last block"), ("entropy-cb", "entropy, last block")]
-)
-def test_an_experiment_trains_its_arms_and_writes_what_it_found(name, measure, tmp_path, capsys):
-    words = ["experiment", name, "--task", "digits(train=300, test=100)", "--vit", MODEL, "--epochs", "1"]
-    words += ["--mixer", "convmixer(width=8, depth=2, kernel=3)", "--seeds", "1", "--out", str(tmp_path)]
-    assert main(words) == 0
-    assert measure in capsys.readouterr().out
-    found = json.loads((tmp_path / f"{name}.json").read_text())
-    assert [arm["name"] for arm in found["arms"]] == [arm.name for arm in experiments.EXPERIMENTS[name].arms]
-    places = 2 if name == "entropy-cb" else 3
-    assert all(len(arm["median"]) == places and 0 <= arm["mean"] <= 1 for arm in found["arms"])
-    assert (tmp_path / f"{name}.png").stat().st_size > 1000
-    assert (tmp_path / f"{name}.md").read_text().count("\n") == len(found["arms"]) + 2
-
-
-def test_graying_is_seen_in_what_goes_into_the_first_block():
-    import attemper
-    from attemper.lab.models.registry import build_model
-    from attemper.lab.tasks.base import InputShape
-
-    torch.manual_seed(0)
-    model, x = build_model("vit-digits(depth=1)", InputShape(1, 8, 8, 10)), torch.randn(4, 1, 8, 8)
-    before = experiments._conditions(model, x)[0]
-    attemper.apply(model, "graying(kind=svd, where=tokens, eps=0.5)")
-    assert experiments._conditions(model, x)[0] == pytest.approx(before**0.5, rel=0.05)
-
-
-def test_experiments_are_listed_and_wrong_names_are_refused(capsys):
-    assert main(["experiment"]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in experiments.EXPERIMENTS)
-    assert main(["experiment", "skipss"]) == 2
-    assert "Did you mean 'skips'?" in capsys.readouterr().err
 
 
 def test_one_run_can_be_probed_from_the_command_line(capsys):

@@ -6,16 +6,20 @@ Shapes are those of the operators' arguments.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils.flop_counter import register_flop_formula
-
 Shape = Sequence[int]
+COUNTER = "torch.utils.flop_counter"
+WAITING: dict[Any, Callable[..., int]] = {}
+"""Formulas that torch has not been told yet."""
 
 
 def counted_by(operator: Any, formula: Callable[..., int]) -> None:
     """Tell torch's counter how many operations an operator does.
+
+    If the counter is not loaded yet, it is told when a kernel is launched first: loading it loads Triton, too.
 
     operator: such as torch.ops.attemper.fused_attention. formula: of its arguments, with shapes in place of tensors.
     """
@@ -23,7 +27,19 @@ def counted_by(operator: Any, formula: Callable[..., int]) -> None:
     def count(*arguments: Any, out_shape: Any = None, **named: Any) -> int:
         return formula(*arguments, **named)
 
-    register_flop_formula(operator)(count)
+    WAITING[operator] = count
+    if COUNTER in sys.modules:
+        tell_counter()
+
+
+def tell_counter() -> None:
+    """Tell torch's counter all formulas that it has not been told yet."""
+    if WAITING:
+        from torch.utils.flop_counter import register_flop_formula
+
+        while WAITING:
+            operator, formula = WAITING.popitem()
+            register_flop_formula(operator)(formula)
 
 
 def attention_flops(q: Shape, k: Shape, v: Shape, *_: object, **__: object) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.flops import tell_counter
+
 FLAG_ROWS = 16
 LOG2E = math.log2(math.e)
 DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
@@ -14,6 +16,7 @@ DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
 
 def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
     """A context in which kernels are launched on the device of `t`."""
+    tell_counter()  # now that Triton is loaded anyway
     return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
 
 

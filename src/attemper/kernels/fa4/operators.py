@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
+from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by, tell_counter
 from attemper.kernels.fa4.tables import layout_of
 
 HOPPER = 9  # its compute capability
@@ -89,6 +89,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_fwd
 
+    tell_counter()
     out, stats = _token_major(q, v.shape[3]), _stats(q)
     with torch.cuda.device(q.device):
         _flash_attn_fwd(

@@ -4,11 +4,11 @@ import json as json_module
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from attemper.lab.cli.options import Data, Json, Text
+from attemper.lab.cli.options import Data, Json, Text, Texts, option
 from attemper.lab.cli.printing import console, print_json, say
 
 
@@ -16,12 +16,14 @@ from attemper.lab.cli.printing import console, print_json, say
 class Experiment:
     """Train the arms of a paper's experiment and look inside them; without a name, list the experiments.
 
-    Writes the figures as JSON and Markdown, and a chart over the blocks as PNG.
+    Every finished run is kept in the folder, so that the same command goes on where it was stopped; --arms and
+    --only-seeds do a part of it. Writes what was found so far as JSON, Markdown and PNG.
 
     Examples
       attemper experiment
       attemper experiment skips
-      attemper experiment skips --task cifar10 --vit vit-tiny --mixer convmixer --epochs 40 --batch-size 128
+      attemper experiment skips --arms resnet --only-seeds 1
+      attemper experiment skips --task cifar10 --vit vit-tiny --mixer convmixer --resnet resnet --epochs 40
     """
 
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")] = None
@@ -31,15 +33,23 @@ class Experiment:
     vit: str = "vit-digits"
     """The transformer of the arms."""
     mixer: str = "convmixer(width=32, depth=4, kernel=3)"
-    """The network without attention, where an arm has one."""
+    """The mixer without attention, where an arm has one."""
+    resnet: str = "resnet(width=8, depth=14)"
+    """The residual network without attention, where an arm has one."""
     seeds: int = 3
     """How many."""
+    arms: Texts = ()
+    """Run these arms only, by their names or parts of them."""
+    only_seeds: Annotated[tuple[int, ...], option(metavar="N …")] = ()
+    """Run these seeds only, counted from 0."""
     epochs: int = 20
     """Of every run."""
     batch_size: int = 64
     """Images per step."""
     lr: float = 1e-3
     """Learning rate."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward pass in training."""
     out: Path = Path("experiments")
     """Where files are written."""
     data: Data = None
@@ -48,25 +58,22 @@ class Experiment:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.experiments import EXPERIMENTS, find_experiment, run_experiment
+        where = console(json=self.json)
+        if self.name is None:
+            where.print(_listing())
+            return 0
+        from attemper.lab.experiments.catalogue import find_experiment
+        from attemper.lab.experiments.running import asked, run_experiment
+        from attemper.lab.experiments.tables import markdown
         from attemper.lab.tasks.registry import open_task
         from attemper.lab.training.schedule import schedule_notes
         from attemper.lab.training.spec import Budget
 
-        where = console(json=self.json)
-        if self.name is None:
-            from rich.table import Table as Grid
-
-            grid = Grid("name", "experiment", "arms", box=None, pad_edge=False, header_style="bold")
-            for name, each in EXPERIMENTS.items():
-                grid.add_row(name, each.title, str(len(each.arms)))
-            where.print(grid)
-            return 0
         experiment = find_experiment(self.name)
         task = open_task(self.task, self.data)
-        budget = Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
-        asked = {"task": task.name, "models": {"ViT": self.vit, "mixer": self.mixer}, "seeds": self.seeds}
-        check_out(self.out, self.name, {**asked, "budget": budget.to_dict()})
+        budget = Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr, precision=self.precision)
+        models = {"VIT": self.vit, "MIXER": self.mixer, "RESNET": self.resnet}
+        check_out(self.out, self.name, asked(experiment, task, budget, models))
         notes = [f"note: {note}" for note in schedule_notes(budget)]
         say(where, experiment.title, f"In the paper: {experiment.expected}", *notes, "")
         found = run_experiment(
@@ -74,8 +81,10 @@ class Experiment:
             task,
             budget=budget,
             seeds=self.seeds,
-            vit=self.vit,
-            mixer=self.mixer,
+            arms=self.arms,
+            only_seeds=self.only_seeds,
+            models=models,
+            out=self.out,
             device=self.device,
             log=lambda line: say(where, line),
         )
@@ -85,21 +94,16 @@ class Experiment:
         return 0
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """A table with one row per arm."""
-    measure = ("κ", "going in", "behind the last block")
-    if found["measure"] == "entropy":
-        measure = ("entropy", "first block", "last block")
-    what, first, last = measure
-    lines = [
-        f"| arm | test {found['metric']}, % | {what}, {first} | {what}, {last} | diverged |",
-        "|---|---|---|---|---|",
-    ]
-    for arm in found["arms"]:
-        spread = "" if arm["deviation"] is None else f" ± {100 * arm['deviation']:.2f}"
-        ends = " | ".join("–" if value is None else f"{value:.3g}" for value in (arm["median"][0], arm["median"][-1]))
-        lines.append(f"| {arm['name']} | {100 * arm['mean']:.2f}{spread} | {ends} | {arm['diverged']} |")
-    return "\n".join(lines)
+def _listing() -> Any:
+    """The experiments as a table."""
+    from rich.table import Table as Grid
+
+    from attemper.lab.experiments.catalogue import EXPERIMENTS
+
+    grid = Grid("name", "experiment", "arms", box=None, pad_edge=False, header_style="bold")
+    for name, each in EXPERIMENTS.items():
+        grid.add_row(name, each.title, str(len(each.arms)))
+    return grid
 
 
 def check_out(out: Path, name: str, asked: dict[str, Any]) -> None:
@@ -130,21 +134,15 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
 def write(found: dict[str, Any], out: Path) -> Path:
     """JSON, Markdown and PNG into a folder; returns the path of the chart."""
     from attemper.files import atomic_write
+    from attemper.lab.experiments.charts import chart
+    from attemper.lab.experiments.tables import markdown
     from attemper.lab.folders import folder_errors
-    from attemper.lab.report.png import curves
 
-    condition = found["measure"] == "condition"
-    chart = curves(
-        {arm["name"]: arm["median"] for arm in found["arms"]},
-        title=f"{'Condition number of tokens' if condition else 'Attention entropy'} after training, {found['task']}",
-        y="κ, before the first block and behind every block" if condition else "share of its maximum",
-        x="blocks passed" if condition else "block",
-        log=condition,
-    )
+    picture = chart(found)
     with folder_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{found['experiment']}.png"
-        chart.save(path, "PNG", optimize=True)
+        picture.save(path, "PNG", optimize=True)
         atomic_write(out / f"{found['experiment']}.json", json_module.dumps(found, indent=1, allow_nan=False) + "\n")
         atomic_write(out / f"{found['experiment']}.md", markdown(found) + "\n")
     return path

@@ -83,15 +83,21 @@ def _colour(strength: float) -> tuple[int, ...]:
 
 # -------------------------------------------------------------------------------------------------------------- curves
 def curves(
-    lines: Mapping[str, Sequence[float | None]], *, title: str, y: str, x: str = "block", log: bool = False
+    lines: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    y: str,
+    x: str = "block",
+    log: bool = False,
+    names: Sequence[str] = (),
 ) -> Image:
-    """Lines over blocks, each with its name."""
+    """Lines over blocks, each with its name. names: of the places along the axis, in place of their numbers."""
     where = list(range(max((len(values) for values in lines.values()), default=0)))
     up = make_scale([value for values in lines.values() for value in values], log=log)
     across = make_scale(where, count=8, margin=0.02)
     left, top, wide, tall = 72, 66, 520, 260
-    names = max((round(_font(13).getlength(name)) for name in lines), default=0)
-    image, draw = _canvas(left + wide + names + 50, top + tall + 56)
+    longest = max((round(_font(13).getlength(name)) for name in lines), default=0)
+    image, draw = _canvas(left + wide + longest + 50, top + tall + 56)
     _text(draw, (14, 12), title, INK, 17)
     _text(draw, (14, 40), y, SOFT)
     for tick in up.ticks:
@@ -99,7 +105,8 @@ def curves(
         draw.line((left, level, left + wide, level), FAINT)
         _text(draw, (left - 8, level), up.label(tick), SOFT, anchor="rm")
     for tick in where[:: max(1, math.ceil(len(where) / 16))]:
-        _text(draw, (left + across.at(tick) * wide, top + tall + 6), number(tick), SOFT, anchor="mt")
+        label = names[tick] if names else number(tick)
+        _text(draw, (left + across.at(tick) * wide, top + tall + 6), label, SOFT, anchor="mt")
     _text(draw, (left + wide / 2, top + tall + 28), x, SOFT, anchor="mt")
     ends: dict[str, float] = {}
     for at, (name, values) in enumerate(lines.items()):
@@ -175,4 +182,14 @@ def beside(pictures: Mapping[str, Image]) -> Image:
         _text(draw, (left, 14), name, INK, 15)
         sheet.paste(picture, (left, 40))
         left += picture.width + gap
+    return sheet
+
+
+def above(pictures: Sequence[Image]) -> Image:
+    """Pictures below each other, from the left."""
+    sheet, _ = _canvas(max(picture.width for picture in pictures), sum(picture.height for picture in pictures))
+    top = 0
+    for picture in pictures:
+        sheet.paste(picture, (0, top))
+        top += picture.height
     return sheet

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import attemper
 from attemper.lab.models.registry import build_model
@@ -78,6 +77,8 @@ def count(act: Callable[[], Any]) -> int:
     >>> count(lambda: torch.ones(2, 3) @ torch.ones(3, 5))
     60
     """
+    from torch.utils.flop_counter import FlopCounterMode  # which loads Triton
+
     with FlopCounterMode(display=False, custom_mapping=CORRECTED) as counter:
         act()
     return int(counter.get_total_flops())

@@ -1,0 +1,96 @@
+"""What an experiment found, as one picture: curves over blocks, or over the points of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attemper.lab.experiments.gradients import POINTS
+from attemper.lab.report.png import above, curves
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Found = Mapping[str, Any]
+Lines = dict[str, list[float | None]]
+
+
+def chart(found: Found) -> Image:
+    """All panels below each other."""
+    return above(list(panels(found)))
+
+
+def panels(found: Found) -> Iterator[Image]:
+    """One per question that the experiment asks."""
+    measures, task = found["measures"], found["task"]
+    if "entropy" in measures:
+        lines = {arm["name"]: arm["median"] for arm in found["arms"]}
+        yield curves(lines, title=f"Attention entropy after training, {task}", y="share of its maximum")
+    if "tokens" in measures:
+        for title, lines in token_lines(found).items():
+            yield curves(
+                lines,
+                title=f"Condition number of tokens after training, {title}, {task}",
+                y="κ, before the first block and behind every block",
+                x="blocks passed",
+                log=True,
+            )
+    if "branches" in measures and any(arm["branches"] for arm in found["arms"]):
+        for title, lines in branch_lines(found).items():
+            if lines:
+                yield curves(lines, title=title, y=f"κ of the Jacobian after training, {task}", log=True)
+    for place in ("same weights", "own training") if "gradients" in found else ():
+        y = f"change against {found['arms'][0]['name']}, mean over seeds, %"
+        title = f"Variance of the gradient, {place}, {task}"
+        yield curves(gradient_lines(found, place), title=title, y=y, x="of training", names=POINTS)
+
+
+def token_lines(found: Found) -> dict[str, Lines]:
+    """κ over blocks, in as many panels as there are kinds of arms."""
+    groups: dict[str, Lines] = {}
+    for arm in found["arms"]:
+        for title in _groups(arm):
+            groups.setdefault(title, {})[arm["name"]] = arm["median"]
+    return groups
+
+
+def _groups(arm: Found) -> list[str]:
+    """The panels that an arm is drawn in: with its own kind; what all are compared with, in each."""
+    if arm["model"] != "VIT":
+        return ["convolutions"]
+    where = [word for word in ("patches", "tokens") if f"where={word}" in arm["recipe"]]
+    if where:
+        return [f"graying {where[0]}"]
+    return ["graying patches", "graying tokens"] if arm["name"] == "none" else ["transformer"]
+
+
+def branch_lines(found: Found) -> dict[str, Lines]:
+    """κ(J) over blocks: of the branches alone, with their skips, and of networks that were trained without them."""
+    alone: Lines = {}
+    joined: Lines = {}
+    bare: Lines = {}
+    for arm in found["arms"]:
+        whole = all(row["has_skip"] for row in arm["branches"])
+        for branch in dict.fromkeys(row["branch"] for row in arm["branches"]):
+            rows = [row for row in arm["branches"] if row["branch"] == branch]
+            label = f"{branch} ({arm['name']})"
+            if whole:
+                alone[label] = [row["alone_median"] for row in rows]
+                joined[label] = [row["with_skip_median"] for row in rows]
+            elif not rows[0]["has_skip"]:
+                bare[label] = [row["alone_median"] for row in rows]
+    return {
+        "Branches alone, in networks with all skips": alone,
+        "Branches with their skips, in networks with all skips": joined,
+        "Branches that were trained without their skip": bare,
+    }
+
+
+def gradient_lines(found: Found, place: str) -> Lines:
+    """The change of the variance in per cent, over the points of training."""
+    lines: Lines = {}
+    for row in found["gradients"]:
+        if row["at"] == place:
+            mean = row["variance"]["mean"]
+            lines.setdefault(row["arm"], []).append(None if mean is None else 100 * mean)
+    return lines
