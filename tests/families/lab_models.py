@@ -14,7 +14,11 @@ def lab_model(text: str) -> Callable[[], nn.Module]:
         from attemper.lab.models.registry import build_model
         from attemper.lab.tasks.base import InputShape
 
-        return build_model(text, InputShape(channels=3, height=16, width=16, classes=5))
+        model = build_model(text, InputShape(channels=3, height=16, width=16, classes=5))
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.0  # any training pass would change what it does in eval mode
+        return model
 
     return build
 

@@ -35,6 +35,7 @@ class ImageToTokens(nn.Module):
         self.norm = nn.BatchNorm2d(stem)
         self.pool = nn.MaxPool2d(3, stride=pool, padding=1)
         self.proj = nn.Conv2d(stem, width, side, stride=side)
+        self.img_size = (shape.height, shape.width)
         self.grid_size = (shape.height // patch, shape.width // patch)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ class ImagePatches(nn.Module):
     def __init__(self, shape: InputShape, patch: int, width: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(shape.channels, width, patch, stride=patch)
+        self.img_size = (shape.height, shape.width)
         self.grid_size = (shape.height // patch, shape.width // patch)
 
     def forward(self, x: Tensor) -> Tensor:

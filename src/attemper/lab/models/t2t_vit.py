@@ -88,6 +88,7 @@ class TokensToToken(nn.Module):
 
     def __init__(self, shape: InputShape, patch: int, width: int, token_width: int, tokens: str) -> None:
         super().__init__()
+        self.img_size = (shape.height, shape.width)
         strides = strides_of(patch)
         self.grids = [
             (shape.height // side, shape.width // side) for side in (strides[0], strides[0] * strides[1], patch)

@@ -42,13 +42,14 @@ class FeedForward(nn.Module):
 class PatchTransformer(nn.Module):
     """Patches, class token, positions, blocks, norm, the class token's classes: (B, C, H, W) → (B, classes).
 
-    patch_embed: (B, C, H, W) → (B, N, width); it has a `grid_size`.
+    patch_embed: (B, C, H, W) → (B, N, width); it has a `grid_size` and, of the images, an `img_size`.
     """
 
     num_prefix_tokens = 1
 
     def __init__(self, patch_embed: nn.Module, blocks: list[nn.Module], width: int, classes: int) -> None:
         super().__init__()
+        self.img_size = patch_embed.img_size
         self.patch_embed = patch_embed
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.blocks = nn.ModuleList(blocks)
