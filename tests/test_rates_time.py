@@ -171,6 +171,16 @@ def test_a_rate_that_is_set_still_follows_time():
     assert [row.rate for row in tempered.summary()] == [0.2, 0.2]
 
 
+def test_a_method_is_asked_for_a_rate_only_where_it_acts():
+    """Block DropKey needs a grid, which is known of attention, and of nothing where graying acts."""
+    tempered = attemper.apply(vit(), "dropkey(0.3, structure=block, until=0.5) + graying + cb")
+    tempered.progress(0.6)
+    assert {row.rate for row in tempered.summary() if row.method == "dropkey"} == {0.0}
+    tempered.set_rate(0.1)
+    tempered.progress(0.4)
+    assert {row.rate for row in tempered.summary() if row.method == "dropkey"} == {0.1}
+
+
 def test_progress_of_a_recipe_without_times_is_free():
     tempered = attemper.apply(vit(), "dropkey(0.3)")
     tempered.progress(0.7)

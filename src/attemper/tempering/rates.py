@@ -99,13 +99,15 @@ class Rates:
     def _resolve(self, recipe: Iterable[Method]) -> None:
         """Let every action take over the rates of a recipe; a refusal leaves every site as it was."""
         by_name = {m.name: m for m in recipe}
-        actions = self._actions()
-        for _, _, action in actions:
-            if place := getattr(action, "place", None):
-                for m in by_name.values():
-                    m.at(place)
-        for _, _, action in actions:
-            action.resolve(by_name)
+        actions = [action for _, _, action in self._actions()]
+        before = [dict(vars(action)) for action in actions]
+        try:
+            for action in actions:
+                action.resolve(by_name)
+        except BaseException:
+            for action, state in zip(actions, before, strict=True):
+                vars(action).update(state)
+            raise
 
     def _check_tempered(self) -> None:
         if not any(is_tempered(module) for module in self.model.modules()):
