@@ -158,12 +158,48 @@ def test_branches_beside_each_other_are_differentiated_by_the_input_of_the_block
     assert found[expected[1]].condition == pytest.approx(kappa(first), rel=1e-8)
 
 
+def test_models_with_tokens_first_are_looked_at_one_sample_at_a_time():
+    first = encoder(batch_first=False)
+    batch = encoder()
+    batch.load_state_dict(first.state_dict())
+    x = double(3, 5, 4)
+    found, expected = diagnose(first, x.transpose(0, 1), ["jacobian"]), diagnose(batch, x, ["jacobian"])
+    for one, other in zip(found.jacobians, expected.jacobians, strict=True):
+        assert one.condition == pytest.approx(other.condition, rel=1e-8)
+        assert one.coordinates == 20
+
+
+class InPlace(nn.Module):
+    """Changes the stream that its norm must remember: this can be run, and not differentiated."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, *, hidden_states):
+        normed = self.norm(hidden_states)
+        hidden_states += self.attn(normed, normed, normed, need_weights=False)[0]
+        return hidden_states
+
+
+def test_what_cannot_be_differentiated_is_said_to_be_unknown():
+    table = diagnose(Blocks(InPlace(), InPlace()), torch.randn(2, 3, 8), ["jacobian"])
+    assert [(row.place, row.condition) for row in table.jacobians[:2]] == [
+        ("attention", None),
+        ("attention + skip", None),
+    ]
+    assert "of blocks 0, 1: not known: what its gradient needs is changed in place" in str(table)
+
+
 def test_above_the_limit_the_largest_value_is_there_and_the_rest_is_said_to_be_unknown():
     model, x, lines = encoder(width=8), double(1, 5, 8), []
     whole = rows_of(diagnose(model, x, ["jacobian"], jacobian_limit=40))
     table = diagnose(model, x, ["jacobian"], jacobian_limit=39, log=lines.append)
     for place, row in rows_of(table).items():
-        assert row.largest == pytest.approx(whole[place].largest, rel=1e-7), place
+        # Of a branch behind a norm the whole leaves directions out, along which ε keeps a share of some 1e-5.
+        rel = 1e-9 if "skip" in place else 1e-4
+        assert row.largest == pytest.approx(whole[place].largest, rel=rel), place
         assert (row.condition, row.whole) == (None, False)
     assert "of block 0: κ is not known: 40 coordinates, and the limit is 39" in str(table)
     assert lines == [f"block 0, {place}: the Jacobian of 40 coordinates" for place in ("attention", "mlp")]

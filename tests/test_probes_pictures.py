@@ -234,6 +234,25 @@ def test_diagnose_prints_a_table_and_writes_pictures_and_a_page(photos, tmp_path
         assert told in page
 
 
+def test_diagnose_shows_jacobians_and_the_push_of_gradients(photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["diagnose", SMALL, "--images", str(photos), "--out", str(out), "--size", "8", "--recipe", "dropkey(0.2)"]
+    assert main([*words, "--probes", "jacobian", "smoothing", "--pictures", "0", "--jacobian-limit", "1560"]) == 0
+    printed = capsys.readouterr().out
+    assert "block 1, mlp: the Jacobian of " in printed
+    assert "κ leaves out " in printed
+    for name in ("curve-jacobian-condition", "curve-jacobian-largest"):
+        Image.open(out / f"{name}.png").verify()
+    table = json.loads((out / "table.json").read_text())
+    assert [row["recipe"] for row in table["smoothing"]] == ["none", "recipe"] * 2
+    assert all(row["condition"] > 1 for row in table["jacobians"])
+    page = (out / "index.html").read_text()
+    for told in ("Jacobians of the branches", "Every Jacobian", "κ leaves out", "Every push"):
+        assert told in page
+    assert main([*words, "--jacobian-limit", "0"]) == 2
+    assert "--jacobian-limit is 0; it must be at least 1" in capsys.readouterr().err
+
+
 def test_another_run_is_drawn_beside_the_first(photos, tmp_path):
     for name in ("one", "two"):
         torch.save(build_model(SMALL, SHAPE).state_dict(), tmp_path / f"{name}.pt")

@@ -7,12 +7,13 @@ from attemper.probes.jacobian import JacobianReport, branch_jacobian
 from attemper.probes.module_jacobians import module_jacobians
 from attemper.probes.nulls import NullDirections, null_directions
 from attemper.probes.pictures import Look, query_looks, rollout
-from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
+from attemper.probes.smoothing import logit_push
+from attemper.probes.table import HeadRow, JacobianRow, SmoothingRow, Table, TokenRow
 from attemper.probes.tokens import PLACES
 
 __all__ = [
     "PLACES", "PROBES", "GradientRow", "HeadRow", "JacobianReport", "JacobianRow", "Look", "NullDirections", "PushRow",
-    "Table", "TokenRow", "branch_jacobian", "condition_number", "diagnose", "effective_rank", "gradient_variance",
-    "linear_attention_bound", "module_jacobians", "null_directions", "penalty_push", "query_looks", "rollout",
-    "token_similarity",
+    "SmoothingRow", "Table", "TokenRow", "branch_jacobian", "condition_number", "diagnose", "effective_rank",
+    "gradient_variance", "linear_attention_bound", "logit_push", "module_jacobians", "null_directions", "penalty_push",
+    "query_looks", "rollout", "token_similarity",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from attemper.probes.float64 import in_float64, widened
 from attemper.probes.jacobian import check_limit
 from attemper.probes.table import JacobianRow
 from attemper.probes.tokens import BlockWatch, block_watches, place_of
-from attemper.probes.watching import looking, run_model
+from attemper.probes.watching import first_sample, looking, run_model
 from attemper.sites import Sites
 from attemper.tempering.residual import Residuals, Sum, tensors
 
@@ -33,6 +33,8 @@ class JacobianWatch(BlockWatch):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         with torch.enable_grad():
             leaves, args, kwargs = with_leaves(args, kwargs)
+            if self.layout == "sequence_first" and leaves and _is_one_token_of_many(leaves[0].value):
+                raise TokensCutError
             self.joined = []
             with (
                 noting_calls(module) as calls,
@@ -70,6 +72,14 @@ class JacobianWatch(BlockWatch):
             self.rows.append(unknown(block, site, "block", why))
 
 
+class TokensCutError(Exception):
+    """The model takes tokens first, (N, B, d), and the batch was cut along them."""
+
+
+def _is_one_token_of_many(x: Tensor) -> bool:
+    return x.dim() == 3 and x.shape[0] == 1 and x.shape[1] > 1
+
+
 def with_leaves(args: Any, kwargs: Any) -> tuple[list[Leaf], tuple[Any, ...], dict[str, Any]]:
     """The arguments, with copies of every tensor that can be differentiated by: a block may change them in place.
 
@@ -98,15 +108,23 @@ def detached(out: Any) -> Any:
 
 
 def block_jacobians(
-    model: nn.Module, sample: Any, sites: Sites, limit: int | None = None, log: Log = lambda line: None
+    model: nn.Module, batch: Any, sites: Sites, limit: int | None = None, log: Log = lambda line: None
 ) -> tuple[JacobianRow, ...]:
-    """The Jacobians of every block that holds attention.
+    """The Jacobians of every block that holds attention, at the first sample of a batch.
 
-    sample: a batch of one sample.
     limit: as in `branch_jacobian`. log: called with a line before each of them.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     limit = check_limit(limit, device)
+    try:
+        return _looked_at(model, first_sample(batch), sites, device, limit, log)
+    except TokensCutError:
+        return _looked_at(model, first_sample(batch, axis=1), sites, device, limit, log)
+
+
+def _looked_at(
+    model: nn.Module, sample: Any, sites: Sites, device: torch.device, limit: int, log: Log
+) -> tuple[JacobianRow, ...]:
     watches = block_watches(model, sites, JacobianWatch, lambda block, place, tokens: None)
     for _, watch in watches:
         assert isinstance(watch, JacobianWatch)

@@ -87,8 +87,12 @@ def rows_of(
         for place, found in zip(places, _reports(joined, source, calls, limit), strict=True):
             yield known(block, site, place, found)
     except (RuntimeError, NotImplementedError) as error:  # changed in place, or an operator without a second derivative
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        yield from (unknown(block, site, place, reason) for place in places)
+        yield from (unknown(block, site, place, _why(error)) for place in places)
+
+
+def _why(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return "what its gradient needs is changed in place" if "inplace operation" in first else first
 
 
 def known(block: int, site: str, place: str, found: JacobianReport) -> JacobianRow:

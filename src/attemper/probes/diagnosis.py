@@ -1,21 +1,23 @@
 """`attemper.diagnose`: what the attention of a model does with a batch, per block and head."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attemper.errors import NoSiteError, ParameterError, UnmetError, suggestion
+from attemper.errors import ParameterError, UnmetError, suggestion
 from attemper.probes.attention import HeadStatistics, Seen, head_statistics
 from attemper.probes.block_jacobians import block_jacobians
 from attemper.probes.branch_rows import Log
 from attemper.probes.conditioning import conditioning
-from attemper.probes.table import HeadRow, JacobianRow, Table, TokenRow
+from attemper.probes.smoothing import logit_push, own_prediction
+from attemper.probes.table import HeadRow, JacobianRow, SmoothingRow, Table, TokenRow
 from attemper.probes.tokens import BlockWatch, block_watches
-from attemper.probes.watching import AttentionWatch, in_eval, looking, refuse_wrapped, run_model
-from attemper.sites import AttentionSite, Sites, find_sites
+from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model, samples_in
+from attemper.probes.watching import find_attention as find_attention
+from attemper.sites import AttentionSite, Sites
 from attemper.sites.targets import Targets
 from attemper.tempering.subclassing import Action
 
@@ -24,6 +26,7 @@ PROBES = {
     "distance": "how far attention reaches on the grid of patches",
     "logits": "largest logit, lengths of queries and keys",
     "conditioning": "κ, effective rank and similarity of the tokens through every block",
+    "smoothing": "whether the gradient of the logits flattens attention, without and with the recipe",
     "jacobian": "κ of the Jacobians of attention and feed-forward network, without and with their skips; slow",
 }
 """Names for `diagnose(probes=…)`, with what each of them looks at."""
@@ -41,9 +44,10 @@ def diagnose(
     *,
     targets: Targets | None = None,
     jacobian_limit: int | None = None,
+    loss: Callable[[], Tensor] | None = None,
     log: Log = lambda line: None,
 ) -> Table:
-    """Look at a model, tempered or plain, while it runs once on a batch, in eval mode and without gradients.
+    """Look at a model, tempered or plain, while it runs on a batch, in eval mode; for "smoothing" in training mode too.
 
     Fused attention stays on. Afterwards everything is as it was: outputs, weights, modes, random generators.
 
@@ -52,6 +56,8 @@ def diagnose(
     targets: globs on the names of modules of your own that compute attention, as in `attemper.apply`.
     jacobian_limit: with more coordinates (tokens × channels) than that, of a Jacobian only σ_max is computed; otherwise
         4,096 on a CPU and 25,000 on a GPU.
+    loss: for "smoothing": runs the model and gives the loss; otherwise cross-entropy against the classes that the model
+        holds most probable itself, and what the recipe adds to it.
     log: called with a line before each Jacobian, which may take minutes.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -69,9 +75,12 @@ def diagnose(
         if "conditioning" in wanted:
             tokens = _token_rows(model, batch, sites)
         if "jacobian" in wanted:
-            jacobians = block_jacobians(model, first_sample(batch), sites, jacobian_limit, log)
+            jacobians = block_jacobians(model, batch, sites, jacobian_limit, log)
             notes += [] if jacobians else ["no Jacobian: this model has no blocks that are recognised"]
-    return Table(type(model).__name__, _samples(batch), heads, tokens, jacobians, tuple(notes))
+    smoothing: tuple[SmoothingRow, ...] = ()
+    if "smoothing" in wanted:
+        smoothing = logit_push(model, loss or own_prediction(model, batch), targets=targets)
+    return Table(type(model).__name__, samples_in(batch), heads, tokens, jacobians, smoothing, tuple(notes))
 
 
 def _check(probes: Sequence[str]) -> frozenset[str]:
@@ -84,20 +93,6 @@ def _check(probes: Sequence[str]) -> frozenset[str]:
     if not names:
         raise ParameterError(f"probes is empty; name some of {', '.join(PROBES)}")
     return frozenset(names)
-
-
-def find_attention(model: nn.Module, targets: Targets | None = None) -> Sites:
-    """The sites of a model, which must have attention."""
-    refuse_wrapped(model)
-    sites = find_sites(model, targets)
-    if sites.attentions:
-        return sites
-    left = "".join(f" '{name}' was left alone: {why}." for name, why in sites.left_alone.items())
-    kinds = sorted({type(module).__name__ for module in model.modules()})
-    raise NoSiteError(
-        f"{type(model).__name__} has no attention that is recognised, so there is nothing to probe.{left} Module types "
-        f"seen: {', '.join(kinds[:40])}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- attention
@@ -148,22 +143,3 @@ def _token_rows(model: nn.Module, batch: Any, sites: Sites) -> tuple[TokenRow, .
     with looking(block_watches(model, sites, BlockWatch, tell)):
         run_model(model, batch)
     return tuple(rows)
-
-
-def first_sample(batch: Any) -> Any:
-    """The batch of its first sample alone: every tensor that has as many rows as the first one is cut."""
-    size = _samples(batch)
-
-    def cut(part: Any) -> Any:
-        return part[:1] if isinstance(part, Tensor) and part.dim() > 0 and part.shape[0] == size else part
-
-    if isinstance(batch, Tensor):
-        return batch[:1]
-    if isinstance(batch, dict):
-        return {name: cut(part) for name, part in batch.items()}
-    return tuple(cut(part) for part in batch)
-
-
-def _samples(batch: Any) -> int:
-    parts = batch.values() if isinstance(batch, dict) else [batch] if isinstance(batch, Tensor) else batch
-    return next((int(part.shape[0]) for part in parts if isinstance(part, Tensor) and part.dim() > 0), 0)

@@ -46,7 +46,7 @@ def gradient_variance(
     means = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
     squares = [torch.zeros((), dtype=torch.float64, device=p.device) for p in parameters]
     count = 0
-    with _untouched(model):
+    with untouched(model):
         for batch in batches:
             gradients = torch.autograd.grad(loss(batch), parameters, allow_unused=True, materialize_grads=True)
             count += 1
@@ -86,7 +86,7 @@ def penalty_push(tempered: Tempered, forward: Callable[[], Any]) -> tuple[PushRo
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:
-        with _untouched(model):
+        with untouched(model):
             out = forward()
         terms: dict[str, Tensor] = {}
         for entry in ledger.take_own()[0]:
@@ -112,7 +112,7 @@ def _pushed(term: str, value: Tensor, named: list[tuple[str, nn.Parameter]]) -> 
 
 
 @contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """A stretch of passes with gradients after which batch norms and random generators stand where they stood."""
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), frozen_batch_norm(model), torch.enable_grad():

@@ -12,12 +12,11 @@ from torch.overrides import TorchFunctionMode
 from attemper.errors import ParameterError
 from attemper.probes.block_jacobians import detached, with_leaves
 from attemper.probes.branch_rows import Joined, Leaf, Log, noting_calls, rows_of
-from attemper.probes.diagnosis import first_sample
 from attemper.probes.float64 import in_float64, widened
 from attemper.probes.jacobian import check_limit
 from attemper.probes.table import JacobianRow
 from attemper.probes.tokens import first_tensor
-from attemper.probes.watching import in_eval, looking, refuse_wrapped, run_model
+from attemper.probes.watching import first_sample, in_eval, looking, refuse_wrapped, run_model
 from attemper.tempering.functions import kind_of
 from attemper.tempering.subclassing import Action
 

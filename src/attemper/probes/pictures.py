@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, ParameterError
 from attemper.probes.attention import Seen, weights_of_rows
-from attemper.probes.diagnosis import find_attention
-from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model
+from attemper.probes.watching import AttentionWatch, find_attention, in_eval, looking, run_model
 from attemper.sites import AttentionSite, Geometry
 from attemper.tempering.subclassing import Action
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from attemper.errors import ParameterError
-from attemper.probes.diagnosis import find_attention, head_rows
+from attemper.probes.diagnosis import head_rows
 from attemper.probes.table import HeadRow
-from attemper.probes.watching import in_eval
+from attemper.probes.watching import find_attention, in_eval
 
 IMAGES = 32
 """So many images are looked at: enough for means over queries, few enough to cost less than a step."""

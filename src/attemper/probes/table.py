@@ -86,6 +86,25 @@ class JacobianRow:
 
 
 @dataclass(frozen=True)
+class SmoothingRow:
+    """How the gradient of the loss pushes the logits of one attention; push = −gradient, the direction of descent."""
+
+    block: int
+    site: str
+    """The attention's name in the model."""
+    recipe: str
+    """"none": with the model's methods off; "recipe": with them, in training mode."""
+    slope: float | None
+    """Of the push over the weight, within rows: below 0, large weights are pushed down and attention is flattened."""
+    on_largest: float | None
+    """The push on the largest weight of each row over all that is pushed up: −1 takes it all from there, 1 adds it."""
+    penalty: float | None
+    """Σ push · A/(1 − A) with methods off: what DropKey adds to the expected loss, per unit of its rate, at first."""
+    bins: tuple[float | None, ...]
+    """Mean push on keys of less than ½, 1, 2, 4, 8 times the uniform weight, and of more."""
+
+
+@dataclass(frozen=True)
 class Table:
     """All that `attemper.diagnose` found. `str()` gives it in words, `to_dict()` for files."""
 
@@ -94,6 +113,7 @@ class Table:
     heads: tuple[HeadRow, ...] = ()
     tokens: tuple[TokenRow, ...] = ()
     jacobians: tuple[JacobianRow, ...] = ()
+    smoothing: tuple[SmoothingRow, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be seen, and why."""
 
@@ -120,6 +140,8 @@ class Table:
             lines += ["", *aligned(_token_cells(self.tokens))]
         if self.jacobians:
             lines += ["", *aligned(_jacobian_cells(self.jacobians))]
+        if self.smoothing:
+            lines += ["", *aligned(_smoothing_cells(self.smoothing))]
         lines += [f"! {flag}" for flag in self.flags]
         return "\n".join([*lines, *(f"note: {note}" for note in (*jacobian_reasons(self.jacobians), *self.notes))])
 
@@ -187,6 +209,24 @@ def jacobian_reasons(rows: Sequence[JacobianRow]) -> tuple[str, ...]:
     return tuple(lines)
 
 
+SMOOTHING_COLUMNS = ("slope", "on largest", "penalty", "< ½", "½–1", "1–2", "2–4", "4–8", "≥ 8")
+"""Titles; the bins are multiples of the uniform weight."""
+
+
+def smoothing_figures(row: SmoothingRow) -> tuple[float | None, ...]:
+    """The columns of a row."""
+    return row.slope, row.on_largest, row.penalty, *row.bins
+
+
+def _smoothing_cells(rows: Sequence[SmoothingRow]) -> list[list[str]]:
+    several = len({row.site for row in rows}) > len({row.block for row in rows})
+    table = [["block", *(["site"] if several else []), "with", *SMOOTHING_COLUMNS]]
+    for row in rows:
+        cells = map(figure, smoothing_figures(row))
+        table.append([str(row.block), *([row.site] if several else []), row.recipe, *cells])
+    return table
+
+
 def figure(value: float | None) -> str:
     """A number in three or four characters that matter; a dash where there is none."""
     if value is None:
@@ -199,7 +239,7 @@ def figure(value: float | None) -> str:
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns under their titles: words to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens", "branch")}
+    words = {at for at, title in enumerate(table[0]) if title in ("site", "tokens", "branch", "with")}
 
     def line(row: Sequence[str]) -> str:
         cells = (c.ljust(w) if at in words else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))

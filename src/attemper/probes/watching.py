@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import ParameterError, WrappedModelError
+from attemper.errors import NoSiteError, ParameterError, WrappedModelError
 from attemper.probes.attention import Seen, see
-from attemper.sites import AttentionSite
+from attemper.sites import AttentionSite, Sites, find_sites
+from attemper.sites.targets import Targets
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
 from attemper.tempering.products import MATMUL
@@ -148,6 +149,20 @@ def refuse_wrapped(model: Any) -> None:
         raise WrappedModelError(f"this model is wrapped in {kind}; probe the model inside it (model.module)")
 
 
+def find_attention(model: nn.Module, targets: Targets | None = None) -> Sites:
+    """The sites of a model, which must have attention."""
+    refuse_wrapped(model)
+    sites = find_sites(model, targets)
+    if sites.attentions:
+        return sites
+    left = "".join(f" '{name}' was left alone: {why}." for name, why in sites.left_alone.items())
+    kinds = sorted({type(module).__name__ for module in model.modules()})
+    raise NoSiteError(
+        f"{type(model).__name__} has no attention that is recognised, so there is nothing to probe.{left} Module types "
+        f"seen: {', '.join(kinds[:40])}. Attention in modules of your own can be named: targets=['blocks.*.attn']."
+    )
+
+
 def run_model(model: nn.Module, batch: Any) -> Any:
     """The model's output for a batch: a tensor, a sequence of arguments, or a dict of named ones."""
     try:
@@ -177,3 +192,24 @@ def _shapes(batch: Any) -> str:
     if isinstance(batch, list | tuple):
         return ", ".join(_shapes(part) for part in batch)
     return type(batch).__name__
+
+
+def first_sample(batch: Any, axis: int = 0) -> Any:
+    """The batch of its first sample alone: every tensor that is as long as the first one along an axis is cut there."""
+    size = samples_in(batch, axis)
+
+    def cut(part: Any) -> Any:
+        fits = isinstance(part, Tensor) and part.dim() > axis and part.shape[axis] == size
+        return part.narrow(axis, 0, 1) if fits else part
+
+    if isinstance(batch, Tensor):
+        return cut(batch)
+    if isinstance(batch, dict):
+        return {name: cut(part) for name, part in batch.items()}
+    return tuple(cut(part) for part in batch)
+
+
+def samples_in(batch: Any, axis: int = 0) -> int:
+    """How many samples a batch has, by its first tensor."""
+    parts = batch.values() if isinstance(batch, dict) else [batch] if isinstance(batch, Tensor) else batch
+    return next((int(part.shape[axis]) for part in parts if isinstance(part, Tensor) and part.dim() > axis), 0)

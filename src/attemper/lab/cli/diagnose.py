@@ -58,7 +58,7 @@ class Diagnose:
     out: Path = Path("diagnosis")
     """Where files are written."""
     probes: tuple[str, ...] = ("entropy", "distance", "logits", "conditioning")
-    """Which of entropy, distance, logits, conditioning, jacobian."""
+    """Which of entropy, distance, logits, conditioning, smoothing, jacobian."""
     jacobian_limit: Number = None
     """Tokens × channels above which of a Jacobian only the largest singular value is computed; otherwise 4096 on a CPU
     and 25000 on a GPU."""

@@ -14,11 +14,13 @@ from attemper.probes.table import (
     COLLAPSE,
     HEAD_COLUMNS,
     JACOBIAN_COLUMNS,
+    SMOOTHING_COLUMNS,
     HeadRow,
     Table,
     figure,
     jacobian_figures,
     jacobian_reasons,
+    smoothing_figures,
 )
 from attemper.probes.tokens import PLACES
 
@@ -30,6 +32,12 @@ HEATS = {
     "k_norm": ("Mean length of keys", ""),
 }
 """Which columns are drawn block by head: title, and how to read it."""
+
+
+WITH = {"none": "without the recipe", "recipe": "with the recipe"}
+
+BRANCH_SERIES = {"block": 0, "attention": 1, "attention + skip": 2, "mlp": 3, "mlp + skip": 4, "block + skip": 5}
+"""The colour of each Jacobian; those of places where tokens are looked at, too, are the same there."""
 
 
 def by_block(rows: Sequence[HeadRow], name: str) -> tuple[list[str], list[list[float | None]]]:
@@ -56,6 +64,8 @@ def make_page(
         sections.append(_tokens(found))
     if found.jacobians:
         sections.append(_jacobians(found))
+    if found.smoothing:
+        sections.append(_smoothing(found))
     if pictures:
         sections.append(_pictures(pictures))
     sections += _tables(found)
@@ -126,15 +136,15 @@ def _jacobians(found: Table) -> Section:
         curves = [
             Curve(
                 label=place,
-                series=at,
+                series=BRANCH_SERIES[place],
                 x=[row.block for row in found.jacobians if row.place == place],
                 y=[finite(getattr(row, name)) for row in found.jacobians if row.place == place],
             )
-            for at, place in enumerate(places)
+            for place in places
         ]
         if any(value is not None for curve in curves for value in curve.y):
             panels.append(lines(curves, title=title, x=Axis(label="block"), y=Axis(label=label, log=True), digits=4))
-    names = legend([(place, at) for at, place in enumerate(places)], switches=True)
+    names = legend([(place, BRANCH_SERIES[place]) for place in places], switches=True)
     why = "".join(f"<li>{escape(line)}</li>" for line in jacobian_reasons(found.jacobians))
     return Section(
         heading="Jacobians of the branches",
@@ -143,6 +153,36 @@ def _jacobians(found: Table) -> Section:
             "Directions that the norm before the branch loses do not count in κ of the branch alone."
         ),
         body=f'<div data-group>{names}<div class="panels">{"".join(panels)}</div></div><ul>{why}</ul>',
+    )
+
+
+def _smoothing(found: Table) -> Section:
+    sites = list(dict.fromkeys(row.site for row in found.smoothing))
+    recipes = list(dict.fromkeys(row.recipe for row in found.smoothing))
+    panels = []
+    for name, title, label in (
+        ("slope", "Slope of the push over the weight", "below 0: flattens"),
+        ("on_largest", "Share of the push on the largest weight of a row", "−1 takes, 1 adds"),
+    ):
+        curves = [
+            Curve(
+                label=WITH[recipe],
+                series=at,
+                x=[sites.index(row.site) for row in found.smoothing if row.recipe == recipe],
+                y=[finite(getattr(row, name)) for row in found.smoothing if row.recipe == recipe],
+            )
+            for at, recipe in enumerate(recipes)
+        ]
+        panels.append(lines(curves, title=title, x=Axis(label="attention"), y=Axis(label=label), digits=4))
+    names = legend([(WITH[recipe], at) for at, recipe in enumerate(recipes)], switches=True)
+    return Section(
+        heading="Which way the gradient pushes attention",
+        lead=(
+            "The push on a logit is minus its gradient, in training mode. Where large weights are pushed down, "
+            "attention is flattened. The penalty is what DropKey would add to the expected loss, to first order, per "
+            "unit of its rate."
+        ),
+        body=f'<div data-group>{names}<div class="panels">{"".join(panels)}</div></div>',
     )
 
 
@@ -194,4 +234,17 @@ def _tables(found: Table) -> list[Section]:
         ]
         body = table(columns, rows, caption="Every Jacobian", sortable=True)
         sections.append(Section(heading="Every Jacobian", body=body))
+    if found.smoothing:
+        columns = [Column("attention"), Column("with"), *(Column(t, numeric=True) for t in SMOOTHING_COLUMNS)]
+        rows = [
+            [
+                Cell(f"{row.block} · {escape(row.site)}", row.block),
+                Cell(row.recipe),
+                *(Cell(figure(v), finite(v)) for v in smoothing_figures(row)),
+            ]
+            for row in found.smoothing
+        ]
+        body = table(columns, rows, caption="Every push", sortable=True)
+        lead = "The last six columns: mean push on keys by their weight, as a multiple of the uniform weight."
+        sections.append(Section(heading="Every push", lead=lead, body=body))
     return sections

@@ -30,7 +30,9 @@ def _font(size: int) -> Any:
 
 def _text(draw: Any, place: tuple[float, float], text: str, colour: Any, size: int = 13, anchor: str = "la") -> None:
     """Text in Pillow's own font, which has no Greek letters."""
-    draw.text(place, text.replace("κ", "kappa").replace("ε", "eps"), colour, _font(size), anchor=anchor)
+    for letter, name in (("κ", "kappa"), ("ε", "eps"), ("σ", "sigma")):
+        text = text.replace(letter, name)
+    draw.text(place, text, colour, _font(size), anchor=anchor)
 
 
 def _canvas(width: int, height: int) -> tuple[Image, Any]:
