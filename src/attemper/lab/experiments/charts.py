@@ -40,9 +40,9 @@ def panels(found: Found) -> Iterator[Image]:
             if lines:
                 yield curves(lines, title=title, y=f"κ of the Jacobian after training, {task}", log=True)
     for place in ("same weights", "own training") if "gradients" in found else ():
-        y = f"change against {found['arms'][0]['name']}, mean over seeds, %"
+        y = f"times that of {found['arms'][0]['name']}, mean over seeds"
         title = f"Variance of the gradient, {place}, {task}"
-        yield curves(gradient_lines(found, place), title=title, y=y, x="of training", names=POINTS)
+        yield curves(gradient_lines(found, place), title=title, y=y, x="of training", log=True, names=POINTS)
 
 
 def token_lines(found: Found) -> dict[str, Lines]:
@@ -87,10 +87,10 @@ def branch_lines(found: Found) -> dict[str, Lines]:
 
 
 def gradient_lines(found: Found, place: str) -> Lines:
-    """The change of the variance in per cent, over the points of training."""
+    """The variance as a multiple of the first arm's, over the points of training."""
     lines: Lines = {}
     for row in found["gradients"]:
         if row["at"] == place:
             mean = row["variance"]["mean"]
-            lines.setdefault(row["arm"], []).append(None if mean is None else 100 * mean)
+            lines.setdefault(row["arm"], []).append(None if mean is None else 1 + mean)
     return lines

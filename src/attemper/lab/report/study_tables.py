@@ -21,8 +21,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
         Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
         Column("gap", numeric=True, rising=True, hint="train less test, in points"),
         Column("step time", numeric=True, rising=True, hint="ratio to the baseline"),
-        Column("FLOPs, forward", numeric=True, rising=True, hint="floating-point operations of one sample"),
-        Column("FLOPs, step", numeric=True, rising=True, hint="of a training step, forward and backward"),
+        Column("FLOPs", numeric=True, rising=True, hint="of a training step; below, of one sample's forward pass"),
         Column("memory", numeric=True, rising=True, hint="peak memory of a training step"),
         Column("seeds", numeric=True, hint="with a result; diverged and missing runs are named, of all configurations"),
     ]
@@ -35,7 +34,7 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
             _interval(entry.rank, "mean", 1),
             Cell(number(entry.gap, 2), entry.gap),
             _interval(entry.cost, "ratio", 2),
-            *(Cell(operations(entry.flops.get(name)), finite(entry.flops.get(name))) for name in ("forward", "step")),
+            _operations(entry),
             Cell(memory(entry.cost.get("peak_memory")), finite(entry.cost.get("peak_memory"))),
             _runs(entry),
         ]
@@ -100,6 +99,12 @@ def _interval(given: Mapping[str, Any], name: str, digits: int) -> Cell:
         else ""
     )
     return Cell(number(value, digits) + below, value)
+
+
+def _operations(entry: Entry) -> Cell:
+    step, forward = entry.flops.get("step"), entry.flops.get("forward")
+    below = "" if forward is None else f"<small>{operations(forward)} forward</small>"
+    return Cell(operations(step) + below, finite(step))
 
 
 def _runs(entry: Entry) -> Cell:

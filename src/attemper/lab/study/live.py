@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from attemper.lab.study.export import MARKDOWN_MORE, cells, shown
+from attemper.lab.study.export import cells, shown
 from attemper.lab.study.status import Status, duration
 
 
@@ -127,10 +127,10 @@ def _headline(status: Status) -> str:
 def summary_table(summary: dict[str, Any]) -> Table:
     """The final table, for a terminal."""
     titles = ["recipe", f"test {summary['metric']} %", "difference to baseline", "p", "rank", "step time"]
-    header = shown([*titles, *MARKDOWN_MORE], summary)
+    header = shown([*titles, "FLOPs", "published"], summary)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, title in enumerate(header):
-        table.add_column(title, justify="right" if index else "left")
+        table.add_column(title, justify="right" if index else "left", overflow="ellipsis" if index else "fold")
     for row in summary["recipes"]:
         table.add_row(*(Text(cell) for cell in shown(cells(row), summary)))
     return table
