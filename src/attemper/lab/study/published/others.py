@@ -149,8 +149,8 @@ SKIPLESS = Table(
 
 def _convmixer(key: str, title: str, skip: bool) -> Table:
     """Skips of a ConvMixer belong to the model, not to a recipe: with and without are two plans of one row."""
-    options = "" if skip else "(spatial_skip=False)"
-    tiny = f"convmixer(depth=3, spatial_skip={skip}, width=32)"
+    options = "" if skip else "(spatial_skip=False, channel_skip=False)"
+    tiny = f"convmixer(channel_skip={skip}, depth=3, spatial_skip={skip}, width=32)"
     sizes = _sizes("cifar10", f"convmixer{options}", f"convmixer{options}")
     smoke = Size(**{**vars(SMOKE), "model": tiny})
     return Table(
@@ -163,7 +163,7 @@ def _convmixer(key: str, title: str, skip: bool) -> Table:
             "accuracy of skipless-convmixer with that of skipless-convmixer-bare.",
             SET_UP,
         ),
-        rows=(Row(name="none", recipe="none", note="with its skip" if skip else "without its skip"),),
+        rows=(Row(name="none", recipe="none", note="with its skips" if skip else "without any skip"),),
         sizes={**sizes, "smoke": smoke},
     )
 
@@ -175,6 +175,6 @@ TABLES = (
     _attentiondrop("cifar100", 74.2, 75.0, 75.3, 75.1, 75.6),
     BROADCAST,
     SKIPLESS,
-    _convmixer("skipless-convmixer", "A ConvMixer with its skip connection on CIFAR-10", True),
-    _convmixer("skipless-convmixer-bare", "A ConvMixer without its skip connection on CIFAR-10", False),
+    _convmixer("skipless-convmixer", "A ConvMixer with its skip connections on CIFAR-10", True),
+    _convmixer("skipless-convmixer-bare", "A ConvMixer without any skip connection on CIFAR-10", False),
 )
