@@ -12,6 +12,7 @@ from attemper.lab.tasks.base import Task
 from attemper.lab.training.data import RunData
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import preserved_random_state, seed_everything
+from attemper.lab.training.rates import at_full_rate
 from attemper.lab.training.spec import RunSpec
 from attemper.probes import gradient_variance
 
@@ -38,7 +39,7 @@ def gradient_noise(spec: RunSpec, task: Task, weights: Weights | None, device: t
     """
     plain = dataclasses.replace(spec, budget=dataclasses.replace(spec.budget, compile=False))
     with preserved_random_state():
-        learner = Learner(plain, task, device)
+        learner = Learner(at_full_rate(plain), task, device)
         if weights is not None:
             learner.model.load_state_dict(weights)
         learner.model.train()

@@ -265,8 +265,9 @@ def _begun(spec: RunSpec, data: Any, device: torch.device) -> tuple[Any, Callabl
     """A learner behind its first steps, what makes the next, its batches, and how many of them were read ahead."""
     from attemper.lab.training.graph import fastest
     from attemper.lab.training.learner import Learner
+    from attemper.lab.training.rates import at_full_rate
 
-    learner = Learner(spec, data.task, device, data.accumulate)
+    learner = Learner(at_full_rate(spec), data.task, device, data.accumulate)
     learner.model.train()
     learn = fastest(learner, data)
     ahead = LOADED_AHEAD * getattr(data.train, "workers", 0)

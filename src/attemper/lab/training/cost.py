@@ -15,6 +15,7 @@ from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import choose_device
 from attemper.lab.training.randomness import preserved_random_state, seed_everything
+from attemper.lab.training.rates import at_full_rate
 from attemper.lab.training.spec import Budget, RunSpec
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -72,7 +73,7 @@ class Stepper:
         self.batch: tuple[Tensor, Tensor] = next(data.epoch(1))
         held = self._allocated()
         seed_everything(spec.seed)
-        learner = Learner(spec, data.task, device)
+        learner = Learner(at_full_rate(spec), data.task, device)
         learner.model.train()
         self.learn = fastest(learner, data)
         if device.type == "cuda":

@@ -17,6 +17,7 @@ from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.distillation import prepare_student
 from attemper.lab.training.randomness import preserved_random_state
+from attemper.lab.training.rates import at_full_rate
 from attemper.lab.training.spec import RunSpec
 from attemper.tempering.outputs import counted_in, logits_of
 
@@ -52,7 +53,7 @@ def count_flops(spec: RunSpec, task: Task, batch_size: int, accumulate: int = 1)
 
 def _counted(spec: RunSpec, task: Task, batch_size: int, accumulate: int) -> Flops:
     model = build_model(spec.model, task.shape)
-    tempered = attemper.apply(model, spec.recipe)
+    tempered = attemper.apply(model, at_full_rate(spec).recipe)
     if spec.budget.teacher is not None:
         prepare_student(model)
     model.to("meta")

@@ -1,12 +1,13 @@
 """Rates that move while a run trains: with time, by learning, and to zero at the end."""
 
+import dataclasses
 from typing import Any
 
-from attemper.lab.training.spec import Budget
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.methods.base import Method
 from attemper.methods.kinds import Learnable
 from attemper.methods.rates import Timed
-from attemper.recipe import as_methods
+from attemper.recipe import as_methods, render
 from attemper.tempering import Tempered
 
 
@@ -29,6 +30,21 @@ def _resting(method: Timed, budget: Budget) -> Timed:
     else:
         earlier = until is not None and (until if until > 0 else budget.epochs + until) <= budget.epochs - rest
     return method if earlier else method.at_times(until=-rest)
+
+
+def at_full_rate(spec: RunSpec) -> RunSpec:
+    """The same run with rates that do not depend on time: what a step costs while everything acts.
+
+    >>> spec = RunSpec(task="digits", model="vit-digits", recipe="dropkey(0.1, until=0.5)", seed=0, budget=Budget())
+    >>> at_full_rate(spec).recipe
+    'dropkey(0.1)'
+    """
+    timeless = [
+        method.at_times(until=None, start=None, ramp=None) if isinstance(method, Timed) else method
+        for method in as_methods(spec.recipe)
+    ]
+    budget = dataclasses.replace(spec.budget, last_epochs_without=0)
+    return dataclasses.replace(spec, recipe=render(timeless), budget=budget)
 
 
 def moves(tempered: Tempered) -> bool:
