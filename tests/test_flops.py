@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attemper.kernels.attention import packed, penalised, prepare  # noqa: F401
+from attemper.kernels.common.flops import tell_counter
 from attemper.kernels.fa4 import mixed  # noqa: F401
 from attemper.kernels.penalties import logits  # noqa: F401
 from attemper.lab.report.study import render
@@ -27,6 +28,8 @@ from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
 from interpreter import needs_triton, run_cases
 from summaries import NAMES, entry
+
+tell_counter()  # other tests may have loaded our operators before this file loaded the counter
 
 B, H, NQ, NK, E, V = 2, 6, 5, 7, 16, 8
 OURS = torch.ops.attemper
