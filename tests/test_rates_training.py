@@ -56,13 +56,15 @@ def test_learnt_rates_are_written_down_and_those_that_stand_still_are_not():
     rates = by_epoch(result, "dropkey")
     assert len(set(rates)) == 4
     assert all(0 < rate <= 0.9 for rate in rates)
+    chosen = result["curve"][result["chosen_epoch"] - 1]["rates"]
+    assert result["rates"] == chosen
     assert "rates" not in run(spec("dropkey(0.1)", epochs=1), open_task(TASK))["curve"][0]
 
 
 def test_a_step_is_timed_and_counted_while_everything_acts():
     given = spec("dropkey(learn, until=0.5) + droppath(0.3, start=0.9)")
     costs = step_costs([given.recipe], open_task(TASK), MODEL, given.budget, rounds=2, device="cpu")
-    assert costs[given.recipe].ratio > 0
+    assert costs[given.recipe]["ratio"] > 0
     assert at_full_rate(given).recipe == "dropkey(learn) + droppath(0.3)"
     assert at_full_rate(spec("none", last_epochs_without=2)) == spec("none")
 

@@ -10,6 +10,10 @@ from attemper.lab.report.markup import escape
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number
 
+LEAD = (
+    "The probability of dropping, of blur its width sigma; block 0 is nearest to the input. Rates that depend on "
+    "time are shown at their highest, learnt ones as they were in the epoch that was chosen."
+)
 MOST_BLOCKS = 6
 """Lines in a panel: of a deeper network, blocks that lie evenly apart."""
 
@@ -34,9 +38,7 @@ def rates(ranked: Sequence[Entry]) -> Section | None:
         return None
     rest = f'<p class="lead">Methods that have no rate: {escape(", ".join(sorted(plain)))}.</p>' if plain else ""
     return Section(
-        heading="Rates by block",
-        lead="The probability of dropping, as it was in the model; block 0 is nearest to the input." if panels else "",
-        body=f'<div class="small">{"".join(panels)}</div>{rest}',
+        heading="Rates by block", lead=LEAD if panels else "", body=f'<div class="small">{"".join(panels)}</div>{rest}'
     )
 
 

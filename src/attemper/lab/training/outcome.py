@@ -12,7 +12,7 @@ from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.flops import count_flops
 from attemper.lab.training.parallel import whole
-from attemper.lab.training.rates import highest, rates_now
+from attemper.lab.training.rates import final_rates
 from attemper.lab.training.spec import FORMAT
 from attemper.lab.training.validation import detail
 from attemper.lab.training.weights import save_weights
@@ -47,7 +47,7 @@ def result_of(run: Run) -> dict[str, Any]:
         **({} if details is None else {"test_details": details}),
         "curve": state.curve,
         "probes": state.probes,
-        "rates": highest(rates_now(learner.tempered), state.curve),
+        "rates": final_rates(learner.tempered, state.curve),
         "parameters": sum(p.numel() for p in learner.model.parameters()),
         "flops": count_flops(run.spec, task, data.batch_size, data.accumulate),
         "timing": timing(run),

@@ -60,10 +60,12 @@ def rates_now(tempered: Tempered) -> list[dict[str, Any]]:
     return [{"method": row.method, "block": row.block, "rate": row.rate} for row in tempered.summary()]
 
 
-def highest(now: list[dict[str, Any]], curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rates of a finished run, those that changed with time as they were at their highest."""
-    before = [row for entry in curve for row in entry.get("rates", ()) if row["rate"] is not None]
-    reached = {(row["method"], row["block"]): 0.0 for row in before}
-    for row in before:
-        reached[row["method"], row["block"]] = max(reached[row["method"], row["block"]], row["rate"])
-    return [{**row, "rate": reached.get((row["method"], row["block"]), row["rate"])} for row in now]
+def final_rates(tempered: Tempered, curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rates of a finished run; those that depend on time as they were at their highest in the curve."""
+    timed = {method.name for method in tempered.methods if isinstance(method, Timed) and method.is_timed}
+    rows = [row for entry in curve for row in entry.get("rates", ()) if row["method"] in timed]
+    reached: dict[tuple[str, int], float] = {}
+    for row in rows:
+        key = row["method"], row["block"]
+        reached[key] = max(reached.get(key, 0.0), row["rate"] or 0.0)
+    return [{**row, "rate": reached.get((row["method"], row["block"]), row["rate"])} for row in rates_now(tempered)]
