@@ -68,6 +68,25 @@ def test_every_replay_draws_fresh_masks() -> None:
     assert len(set(losses)) == 4
 
 
+def test_a_captured_step_follows_a_rate_that_ends() -> None:
+    device = torch.device("cuda")
+    task = open_task(TASK)
+    chosen = spec("dropkey(0.5, until=0.5)", lr=1e-12, weight_decay=0.0)
+    learner = Learner(chosen, task, device)
+    torch.nn.init.normal_(learner.model.head.weight)
+    step = GraphedStep(learner, unexpected)
+    inputs, targets = next(RunData(chosen, task, device).epoch(1))
+    learner.set_lr(0.0)
+    losses = []
+    for fraction in (0.0, 0.1, 0.6, 0.7):
+        learner.tempered.progress(fraction)
+        learner.meter.reset()
+        step(inputs, targets)
+        losses.append(learner.meter.read().loss)
+    assert losses[0] != losses[1]
+    assert losses[2] == pytest.approx(losses[3], rel=1e-5)
+
+
 def test_accumulation_and_cpus_go_without_a_graph() -> None:
     task = open_task(TASK)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
@@ -76,7 +95,9 @@ def test_accumulation_and_cpus_go_without_a_graph() -> None:
     assert not can_capture(Learner(spec(), task, cpu), RunData(spec(), task, cpu))
 
 
-@pytest.mark.parametrize("recipe", ["none", "dropkey(0.1)", "cb", "explicit(v=5e-4, ff=5e-4)", "dropkey(0.1) + rdrop"])
+@pytest.mark.parametrize(
+    "recipe", ["none", "dropkey(0.1)", "cb", "explicit(v=5e-4, ff=5e-4)", "dropkey(0.1) + rdrop", "dropkey(learn)"]
+)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_on_a_gpu_is_captured_and_finishes(recipe: str, precision: str, tmp_path: Any) -> None:
     events: list[dict[str, Any]] = []
