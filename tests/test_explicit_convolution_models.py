@@ -75,7 +75,7 @@ def test_a_list_has_one_strength_per_convolution_in_a_model_without_blocks():
         assert listed[name, "conv"] == pytest.approx(strength * one[name, "conv"], rel=1e-6)
     assert ("stem", "conv") not in listed
     with pytest.raises(
-        ParameterError, match="one strength per convolution: the model has 4 convolutions, the list has 2"
+        ParameterError, match="one value per convolution: the model has 4 convolutions, the list has 2"
     ):
         attemper.apply(model, "explicit(conv=[1, 2])")
 
@@ -104,7 +104,7 @@ def test_in_a_model_with_blocks_a_list_has_one_strength_per_block_and_stems_go_w
         "stages.1.blocks.0.mlp.dwconv": 1,
         "stages.1.blocks.1.mlp.dwconv": 2,
     }
-    with pytest.raises(ParameterError, match="conv of explicit must have one strength per block: the model has 3"):
+    with pytest.raises(ParameterError, match="conv of explicit must have one value per block: the model has 3"):
         attemper.apply(model, "explicit(conv=[1, 2])")
 
 

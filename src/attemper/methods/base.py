@@ -135,8 +135,8 @@ def value_at(method: Method, parameter: str, place: Place) -> Any:
         return value
     if len(value) != place.blocks:
         raise ParameterError(
-            f"{parameter} of {method.name} must have one value per block: the model has {place.blocks} blocks, "
-            f"the list has {len(value)} values"
+            f"{parameter} of {method.name} must have one value per {place.unit}: the model has {place.blocks} "
+            f"{place.unit}s, the list has {len(value)} values"
         )
     return value[place.block]
 

@@ -1,7 +1,7 @@
 """The strengths of a penalty's components: a number each, or a list of one per block."""
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Method, Place, check_strength
+from attemper.methods.base import Method, Place, check_strength, value_at
 
 Strength = float | tuple[float, ...]
 
@@ -24,12 +24,5 @@ def strength_at(method: Method, component: str, place: Place) -> float:
     """λ of one component in one block, from a number or a list; ff1 and ff2 may have it from ff."""
     if component in ("ff1", "ff2") and getattr(method, "ff", 0.0) != 0.0:
         component = "ff"
-    value: Strength = getattr(method, component)
-    if isinstance(value, float):
-        return value
-    if len(value) != place.blocks:
-        raise ParameterError(
-            f"{component} of {method.name} must have one strength per {place.unit}: the model has {place.blocks} "
-            f"{place.unit}s, the list has {len(value)}"
-        )
-    return value[place.block]
+    value: float = value_at(method, component, place)
+    return value
