@@ -74,9 +74,7 @@ def test_a_list_has_one_strength_per_convolution_in_a_model_without_blocks():
     for strength, name in zip((1, 2, 3), order[1:], strict=True):
         assert listed[name, "conv"] == pytest.approx(strength * one[name, "conv"], rel=1e-6)
     assert ("stem", "conv") not in listed
-    with pytest.raises(
-        ParameterError, match="one value per convolution: the model has 4 convolutions, the list has 2"
-    ):
+    with pytest.raises(ParameterError, match="one value per convolution: the model has 4 convolutions, the list has 2"):
         attemper.apply(model, "explicit(conv=[1, 2])")
 
 

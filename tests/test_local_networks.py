@@ -135,7 +135,8 @@ def test_mid_and_end_are_equal_where_the_last_layer_is_linear_and_gives_all_toke
 
 
 @pytest.mark.parametrize(("text", "recipe"), [(LOCALVIT, "cb(gate)"), (LOCALVIT, "cb(hybrid, position=front)"),
-                                              (CEIT, "cb(gate, position=mid)")])  # fmt: skip
+                                              (CEIT, "cb(gate, position=mid)"), (LOCALVIT, "cb(gate, prefix=1)"),
+                                              (CEIT, "cb(hybrid, prefix=1, position=mid)")])  # fmt: skip
 def test_gates_are_refused_where_the_class_token_is_not_there(text: str, recipe: str) -> None:
     model = model_of(text)
     attemper.apply(model, recipe)

@@ -124,7 +124,7 @@ def test_rates_stay_in_their_bounds_and_the_entropy_keeps_them_from_zero():
     assert float(rate.max()) <= MOST
     for method, start in ((DropKey("learn", entropy=0.5), 0.1), (Blur("learn", entropy=0.5), 1.0)):
         value = method.first_value(Place(0, 1), None).requires_grad_()
-        torch.testing.assert_close(method.value_shown(value), torch.tensor(start), rtol=1e-5, atol=0)
+        torch.testing.assert_close(method.value_shown(value), torch.tensor([start]), rtol=1e-5, atol=0)
         (gradient,) = torch.autograd.grad(method.value_term(value), value)
         assert gradient < 0  # descent raises the rate
     p = torch.tensor(0.1, dtype=torch.float64)
@@ -174,8 +174,9 @@ def test_what_cannot_be_learnt_is_refused(recipe, words):
 
 def test_a_call_by_itself_has_nothing_to_learn():
     q = torch.randn(1, 1, 2, 4)
-    with pytest.raises(ParameterError, match=r"dropkey\(learn\) learns its rate in a tempered model"):
-        attemper.attention(q, q, q, methods=[DropKey("learn")])
+    for method in (DropKey("learn"), HardMask("learn", k=1), DropAttention("learn"), Blur("learn")):
+        with pytest.raises(ParameterError, match=rf"{method.name}\(learn\) learns .* in a tempered model"):
+            attemper.attention(q, q, q, methods=[method])
 
 
 RECIPES = [
@@ -229,11 +230,14 @@ def test_a_loop_that_leaves_out_the_entropy_is_told():
         model(x)
 
 
-def test_a_rate_that_is_set_is_learnt_no_more():
+def test_a_rate_that_is_set_is_learnt_no_more(tmp_path):
     tempered = attemper.apply(vit(), "dropkey(learn, schedule=[0.2, 0.1])")
     assert [row.rate for row in tempered.summary()] == pytest.approx([0.2, 0.1])
     tempered.set_rate(0.0)
     assert [row.recipe for row in tempered.summary()] == ["dropkey(0.0)"] * 2
+    assert not [name for name, _ in tempered.model.named_parameters() if name.startswith("attemper.")]
+    tempered.save(tmp_path)
+    assert str(attemper.load(vit(), tmp_path).methods[0]).startswith("dropkey(0.0")
 
 
 def test_a_learnt_rate_may_end_with_time():
@@ -242,6 +246,15 @@ def test_a_learnt_rate_may_end_with_time():
     assert [row.recipe for row in tempered.summary()] == ["dropkey(learn)"] * 2
     tempered.progress(0.6)
     assert [row.recipe for row in tempered.summary()] == ["dropkey(0.0)"] * 2
+
+
+def test_parameters_lie_where_their_attention_does_and_have_a_dimension():
+    model = vit()
+    model.blocks[1].to("meta")
+    attemper.apply(model, "dropkey(learn) + blur(learn)")
+    found = {name: p for name, p in model.named_parameters() if name.startswith("attemper.")}
+    assert [p.device.type for name, p in found.items() if "BLOCKS_1" in name] == ["meta", "meta"]
+    assert {p.shape for p in found.values()} == {(1,)}  # FSDP2 takes no scalars
 
 
 def test_heads_that_are_not_known_cannot_have_rates():

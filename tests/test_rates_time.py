@@ -15,6 +15,7 @@ from attemper.errors import ParameterError, ProgressError, RecipeError
 from attemper.methods import Blur, DropKey
 from attemper.methods.rates import Timed
 from attemper.methods.registry import methods_by_name
+from attemper.probes import gradient_variance
 
 TIMED = sorted(name for name, kind in methods_by_name().items() if issubclass(kind, Timed))
 
@@ -156,6 +157,32 @@ def test_two_passes_that_are_compared_count_once():
     step()
     with pytest.raises(ProgressError):
         step()
+
+
+def test_times_that_do_not_fit_are_found_at_the_beginning():
+    with pytest.raises(ParameterError, match="is too long"):
+        DropKey(0.1, start=0.5, ramp=0.3, until=0.9).factor(0.0)
+
+
+def test_at_rest_every_rate_is_zero_until_one_is_set():
+    model, x = vit().train(), torch.randn(2, 3, 16, 16)
+    plain = model(x)
+    tempered = attemper.apply(model, "dropkey(0.3, ramp=0.5) + blur + droppath(0.2)")
+    tempered.progress(0.9)
+    tempered.rest()
+    assert torch.equal(model(x), plain)
+    tempered.progress(0.95)
+    assert torch.equal(model(x), plain)
+    tempered.set_rate(0.1)
+    assert {row.method: row.rate for row in tempered.summary()} == {"dropkey": 0.1, "blur": 1.0, "droppath": 0.1}
+
+
+def test_looking_at_gradients_needs_no_progress():
+    model, y = vit().train(), torch.tensor([0, 1])
+    attemper.apply(model, "dropkey(0.3, until=0.5)")
+    batches = [torch.randn(2, 3, 16, 16) for _ in range(3)]
+    gradient_variance(model, lambda x: F.cross_entropy(model(x), y), batches)
+    model(batches[0])
 
 
 def test_a_rate_that_is_set_still_follows_time():

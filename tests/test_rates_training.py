@@ -40,11 +40,14 @@ def test_training_tells_how_far_it_is():
 
 
 def test_the_last_epochs_of_a_budget_go_without():
-    recipe = "dropkey(0.4) + droppath(0.2, until=1) + blur(1.0, until=1.0) + cb"
+    recipe = "dropkey(0.4) + droppath(0.2, until=1) + blur(1.0) + drophead(0.4, ramp=0.5) + cb"
     result = run(spec(recipe, last_epochs_without=2), open_task(TASK))
     assert by_epoch(result, "dropkey") == [0.4, 0.4, 0.0, 0.0]
     assert by_epoch(result, "droppath") == [0.2, 0.0, 0.0, 0.0]
     assert by_epoch(result, "blur") == [1.0, 1.0, 0.0, 0.0]
+    rising = by_epoch(result, "drophead")
+    assert 0 < rising[0] < rising[1]
+    assert rising[2:] == [0.0, 0.0]
     assert result["spec"]["recipe"] == recipe
     assert "last_epochs_without" not in spec("none").to_dict()["budget"]  # older runs keep their keys
     with pytest.raises(ParameterError, match="last_epochs_without is 4; it must be from 0 to below the epochs"):

@@ -158,26 +158,26 @@ class Blur(Timed, Perturbation, Learnable):
     # -------------------------------------------------------------------------------------------------- a learnt width
     @property
     def learns(self) -> bool:
-        return self.sigma == "learn"
+        return isinstance(self.sigma, str) and self.sigma == "learn"
 
     @property
     def adds_to_loss(self) -> bool:
         return self.learns and self.entropy > 0
 
     def first_value(self, place: Place, heads: int | None) -> Tensor:
-        return torch.tensor(unbounded(START, self.w / 2))
+        return torch.tensor([unbounded(START, self.w / 2)])
 
     def value_shown(self, value: Tensor) -> Tensor:
         return bounded(value, self.w / 2)
 
     def with_value(self, value: Tensor) -> Blur:
         here = copy.copy(self)
-        object.__setattr__(here, "sigma", bounded(value, self.w / 2))  # a tensor, which no recipe could say
+        object.__setattr__(here, "sigma", bounded(value, self.w / 2).reshape(()))  # a tensor, which no recipe could say
         return here
 
     def value_term(self, value: Tensor) -> Tensor:
         """−entropy · log sigma: up to a constant, that of the entropy of the uniform draw from 0 to sigma."""
-        return -self.entropy * bounded(value, self.w / 2).log()
+        return -self.entropy * bounded(value, self.w / 2).log().sum()
 
     @property
     def per_block(self) -> tuple[str, ...]:
@@ -229,7 +229,9 @@ class Blur(Timed, Perturbation, Learnable):
     def _width(self) -> float:
         if isinstance(self.sigma, tuple):
             raise ParameterError(f"{self} has a sigma per block; at(place) gives that of one of them")
-        return cast(float, self.sigma)
+        if isinstance(self.sigma, str):
+            raise ParameterError("blur(learn) learns sigma in a tempered model (attemper.apply); here is no parameter")
+        return self.sigma
 
     def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
         self._check_order(causal)

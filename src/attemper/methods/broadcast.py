@@ -86,6 +86,10 @@ class ContextBroadcast(Method, TokenMap):
         return self.variant in ("gate", "hybrid") and self.prefix is None
 
     @property
+    def reads_first_token(self) -> bool:
+        return self.variant in ("gate", "hybrid")
+
+    @property
     def always(self) -> bool:
         return True
 

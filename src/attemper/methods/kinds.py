@@ -30,6 +30,13 @@ class TokenMap:
     """Maps tokens (B, N, C) to tokens of the same shape."""
 
     needs_class_token: ClassVar[bool] = False
+    """Whether the model must be known to have a class token."""
+
+    @property
+    def reads_first_token(self) -> bool:
+        """Whether the first token has a part of its own, so that it must be among those that are mapped."""
+        return self.needs_class_token
+
     mixes_tokens: ClassVar[bool] = True
     """Whether tokens see each other. A map that mixes them is refused where attention hides some from others, as causal
     attention does. One that treats each token by itself says False."""

@@ -215,7 +215,7 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
     # ------------------------------------------------------------------------------------------------- the parameter
     def first_value(self, place: Place, heads: int | None) -> Tensor:
         rate = _check_start(self.rates(place.blocks)[place.block])
-        start = torch.tensor(unbounded(rate, MOST))
+        start = torch.tensor([unbounded(rate, MOST)])  # of one dimension: FSDP2 takes no scalars
         if self.each == "block":
             return start
         if heads is None:
@@ -228,7 +228,8 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
         return bounded(value, MOST)
 
     def with_value(self, value: Tensor) -> Perturbation:
-        return SoftDrop(self, bounded(value, MOST))
+        rate = bounded(value, MOST)
+        return SoftDrop(self, rate.reshape(()) if rate.numel() == 1 else rate)
 
     def value_term(self, value: Tensor) -> Tensor:
         """−entropy · H(p), the mean over heads."""

@@ -65,16 +65,16 @@ class Timed(Method):
                 f"{self.name} would never act: start={self.start} does not come before until={self.until} in a "
                 f"training of {epochs} epochs"
             )
-        if fraction < begin or (fraction >= end and self.until is not None):
-            return 0.0
-        if self.ramp is None:
-            return 1.0
-        length = self._share("ramp", self.ramp, epochs)
+        length = 0.0 if self.ramp is None else self._share("ramp", self.ramp, epochs)
         if (rises + falls) * length > end - begin + 1e-9:
             raise ParameterError(
                 f"ramp={self.ramp} of {self.name} is too long: it would not reach its rate between {begin:.4g} and "
                 f"{end:.4g} of training"
             )
+        if fraction < begin or (fraction >= end and self.until is not None):
+            return 0.0
+        if length == 0:
+            return 1.0
         up = (fraction - begin) / length if rises else 1.0
         down = (end - fraction) / length if falls else 1.0
         return min(1.0, up, down)
@@ -94,6 +94,10 @@ class Timed(Method):
         if not self.is_timed:
             return self
         return self.at_times(until=None, start=None, ramp=None).times(self.factor(fraction, epochs))
+
+    def stilled(self) -> Self:
+        """The method with all of its rates at zero."""
+        return self.at_times(until=None, start=None, ramp=None).times(0.0)
 
     def at_times(self, **times: Moment | None) -> Self:
         """The same method with other times: until, start, ramp."""

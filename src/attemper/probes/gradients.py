@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attemper.errors import NoSiteError, ParameterError
 from attemper.tempering import Tempered
 from attemper.tempering.outputs import frozen_batch_norm
+from attemper.tempering.records import actions_of
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,18 @@ def _pushed(term: str, value: Tensor, named: list[tuple[str, nn.Parameter]]) -> 
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """A stretch of passes with gradients after which batch norms and random generators stand where they stood."""
+    """A stretch of passes with gradients after which batch norms and random generators stand where they stood.
+
+    Rates that depend on how far training is stay where they are; nobody has to say so here.
+    """
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), frozen_batch_norm(model), torch.enable_grad():
-        yield
+        controls = {id(action.control): action.control for action in actions_of(model)}.values()
+        before = [control.looking for control in controls]
+        for control in controls:
+            control.looking = True
+        try:
+            yield
+        finally:
+            for control, looking in zip(controls, before, strict=True):
+                control.looking = looking

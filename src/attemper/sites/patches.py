@@ -42,7 +42,8 @@ def _apart(tree: Tree) -> Iterator[PatchSite]:
 def _overlapping(tree: Tree, attentions: Sequence[AttentionSite]) -> Iterator[PatchSite]:
     """The first layer of an embedding whose pieces overlap, where it is told what a token stands for."""
     for name, module in tree.modules.items():
-        if isinstance(module, nn.Unfold) or (isinstance(module, nn.Conv2d) and _reads_images(module)):
+        conv = inner(module)  # an adapter comes before what it stands round
+        if isinstance(module, nn.Unfold) or (isinstance(conv, nn.Conv2d) and _reads_images(conv)):
             embedding = _embedding(tree, name)
             if embedding is not None and _makes_keys(tree.modules[embedding], attentions):
                 patch, grid = _pixels_of_a_token(tree.modules[embedding])

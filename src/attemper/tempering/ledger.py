@@ -159,6 +159,8 @@ class Ledger:
         """Where the axes of tensors come from, while a pass is watched."""
         self.padding: dict[int, Tensor] = {}
         """Block → boolean (B, N), True for real tokens, as its attention saw them last."""
+        self.networks: dict[int, Any] = {}
+        """Actions → what is known of the feed-forward network with convolutions that runs now."""
         self.entry_padding: Tensor | None = None
         """The same before the first block, as far as the arguments of the block tell."""
         self.embedded: list[tuple[str, Tensor, Tensor]] | None = None

@@ -14,6 +14,16 @@ from attemper.tempering.subclassing import Action
 
 
 @dataclass
+class Running:
+    """What is known of such a network while it runs."""
+
+    tokens: int
+    """How many it got."""
+    deferred: bool = False
+    """Whether its output is to be mapped in place of a layer's."""
+
+
+@dataclass
 class LocalTokenAction(TokenAction):
     """Maps tokens in such a network: all that it gets or gives, where some of them pass by its layers.
 
@@ -21,20 +31,16 @@ class LocalTokenAction(TokenAction):
     gives, the others are put back behind it, and the network's own output is what is mapped.
     """
 
-    whole: int | None = None
-    """How many tokens the network got that runs now."""
-    deferred: bool = False
-    """Whether the output of the network is to be mapped in place of the layer's."""
-
     def layout_of(self, x: Tensor) -> Layout:
         return self.layout if x.dim() == 4 else "batch_first"
 
     def map(self, x: Tensor) -> Tensor:
-        passing = self.whole is not None and self.whole > to_tokens(x, self.layout_of(x)).shape[1]
-        if passing and self.side == "output":
-            self.deferred = True
+        running = self.control.ledger.networks.get(id(self))
+        passing = running is not None and running.tokens > to_tokens(x, self.layout_of(x)).shape[1]
+        if running is not None and passing and self.side == "output":
+            running.deferred = True
             return x
-        if cast(TokenMap, self.method).needs_class_token and (passing or self.layout_of(x) == "channels_first"):
+        if cast(TokenMap, self.method).reads_first_token and (passing or self.layout_of(x) == "channels_first"):
             raise UnmetError(
                 f"'{self.method}' needs the class token, and it passes by the convolutions of {self.place.where}: what "
                 "is mapped there are patches alone. Use another variant or position, or leave it out with targets=."
@@ -61,15 +67,19 @@ class NetworkAction(Action):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         action = self.action
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        action.whole, action.deferred = to_tokens(x, action.layout_of(x)).shape[1], False
-        out = forward(*args, **kwargs)
-        action.whole = None
-        return action.map_whole(out) if action.deferred else out
+        running = Running(to_tokens(x, action.layout_of(x)).shape[1])
+        networks = self.control.ledger.networks  # this thread's own
+        networks[id(action)] = running
+        try:
+            out = forward(*args, **kwargs)
+        finally:
+            del networks[id(action)]
+        return action.map_whole(out) if running.deferred else out
 
 
 def local_network(model: nn.Module, sites: Sites, mlp: MlpSite, kind: TokenMap) -> nn.Module | None:
     """The feed-forward network as one module, where convolutions are in it and a method looks at all tokens at once."""
-    if mlp.name in {block.name for block in sites.blocks} or not (kind.mixes_tokens or kind.needs_class_token):
+    if mlp.name in {block.name for block in sites.blocks} or not (kind.mixes_tokens or kind.reads_first_token):
         return None
     network = model.get_submodule(mlp.name)
     inside = set(network.modules())

@@ -33,9 +33,13 @@ class Control:
     """How long training is, where somebody said so."""
     factors: dict[str, float] = field(default_factory=dict)
     """Method → what its rate is multiplied with now, of those whose rates depend on time."""
+    resting: bool = False
+    """Whether every rate is zero until one is set."""
     untold: int = 0
     """Training passes that ran before anybody said how far training is."""
     when: When = "training"
+    looking: bool = False
+    """Whether passes only look at a model, and train nothing."""
     trial: bool = False
     """Whether the model runs on an input that was made up, which need not reach every module."""
     told: bool = False
@@ -66,7 +70,7 @@ class Control:
 
     def count_untold(self) -> None:
         """Count a training pass before progress was told; the second one is too many."""
-        if self.trial or self.ledger.muted:
+        if self.trial or self.looking or self.ledger.muted:
             return
         if self.untold > 0:
             raise ProgressError(

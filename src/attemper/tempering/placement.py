@@ -183,7 +183,7 @@ class Placement(Requirements):
             if isinstance(method, Learnable) and method.learns:
                 name = self.parameter_name(method, site.name, "rate")
                 value = method.first_value(action.place, site.heads)
-                device = next((weight.device for weight in self.model.parameters()), value.device)
+                device = next((w.device for w in (*site.module.parameters(), *self.model.parameters())), value.device)
                 self.parameters.register_parameter(name, nn.Parameter(value.to(device)))
                 action.learnt[method.name] = name
 

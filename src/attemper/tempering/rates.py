@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 from torch import nn
 
 from attemper.errors import NoSiteError, ParameterError, UnknownMethodError, suggestion
 from attemper.methods.base import Method
+from attemper.methods.kinds import Learnable
 from attemper.methods.rates import Scheduled, Timed
 from attemper.recipe import describe
 from attemper.tempering.penalties import Control
@@ -53,8 +55,27 @@ class Rates:
         recipe = tuple(
             m.with_rate(rate) if isinstance(m, Scheduled) and method in (None, m.name) else m for m in self.methods
         )
+        self.control.resting = False
         self._resolve(at_moment(recipe, self.control))
+        self._forget_learnt(recipe)
         self.control.methods = recipe
+        self.control.factors = factors_of(recipe, self.control)
+
+    def rest(self) -> None:
+        """Set every rate to zero, and blur's sigma, until `set_rate`: for a last stretch that trains what is tested."""
+        if not self.control.resting:
+            self._check_tempered()
+            self.control.resting = True
+            self._resolve(at_moment(self.methods, self.control))
+            self.control.factors = factors_of(self.methods, self.control)
+
+    def _forget_learnt(self, recipe: Iterable[Method]) -> None:
+        """Take parameters away that no method learns any more."""
+        learning = {m.name for m in recipe if isinstance(m, Learnable) and m.learns}
+        for _, _, action in self._actions():
+            learnt: dict[str, str] = getattr(action, "learnt", {})
+            for name in [name for name in learnt if name not in learning]:
+                delattr(cast(Any, action).parameters, learnt.pop(name))
 
     def progress(self, fraction: float, epochs: float | None = None) -> None:
         """Say how far training is, for rates that depend on it (`until`, `start`, `ramp`); call it before every step.
@@ -82,8 +103,13 @@ class Rates:
             return
         control = self.control
         length = control.epochs if epochs is None else epochs
-        factors = factors_of(self.methods, fraction, length)
+        before = control.fraction, control.epochs
         control.fraction, control.epochs = float(fraction), length
+        try:
+            factors = factors_of(self.methods, control)
+        except ParameterError:
+            control.fraction, control.epochs = before
+            raise
         if factors != control.factors:
             self._check_tempered()
             self._resolve(at_moment(self.methods, control))
@@ -92,7 +118,7 @@ class Rates:
     def begin(self) -> None:
         """Set the rates that depend on time to what they are at the beginning of training."""
         control = self.control
-        control.factors = factors_of(self.methods, control.fraction, control.epochs)
+        control.factors = factors_of(self.methods, control)
         if control.factors:
             self._resolve(at_moment(self.methods, control))
 
@@ -114,11 +140,16 @@ class Rates:
             raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
 
 
-def factors_of(methods: Iterable[Method], fraction: float | None, epochs: float | None) -> dict[str, float]:
-    """What every rate that depends on time is multiplied with at a moment of training."""
-    return {m.name: m.factor(fraction, epochs) for m in methods if isinstance(m, Timed) and m.is_timed}
+def factors_of(methods: Iterable[Method], control: Control) -> dict[str, float]:
+    """What every rate that depends on time is multiplied with now; at rest, all rates do."""
+    timed = [m for m in methods if isinstance(m, Timed) and (m.is_timed or control.resting)]
+    return {m.name: 0.0 if control.resting else m.factor(control.fraction, control.epochs) for m in timed}
 
 
 def at_moment(methods: Iterable[Method], control: Control) -> tuple[Method, ...]:
     """The methods as they act now."""
-    return tuple(m.during(control.fraction, control.epochs) if isinstance(m, Timed) else m for m in methods)
+
+    def now(method: Timed) -> Method:
+        return method.stilled() if control.resting else method.during(control.fraction, control.epochs)
+
+    return tuple(now(m) if isinstance(m, Timed) else m for m in methods)

@@ -15,10 +15,10 @@ from attemper.lab.training.distillation import answer, distillation_loss, prepar
 from attemper.lab.training.meter import Meter
 from attemper.lab.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
 from attemper.lab.training.ranks import ALONE, Ranks
-from attemper.lab.training.rates import methods_of
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import open_teacher
 from attemper.tempering.outputs import counted_in, logits_of
+from attemper.tempering.records import added_parameters
 
 
 class Learner:
@@ -46,7 +46,7 @@ class Learner:
         self.share = share
         with drawing_from(derive(spec.seed, "weights")):
             self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
-            self.tempered = attemper.apply(self.model, methods_of(spec.recipe, spec.budget))
+            self.tempered = attemper.apply(self.model, spec.recipe)
         self.tempered.batch_share = share
         self.model.to(device)
         if ranks.sharded:
@@ -215,16 +215,16 @@ def make_optimizer(
 
 
 def parameter_groups(model: nn.Module, decay: Literal["all", "matrices"]) -> list[dict[str, Any]]:
-    """The trained parameters, those that weight decay leaves alone in a group of their own.
+    """The trained parameters, those that weight decay leaves alone in a group of their own: learnt rates always.
 
     decay: "matrices" leaves out whatever has one dimension, which are biases, norms and scales, and what the model
         itself names: timm's models have a `no_weight_decay()`, with class token and positions in it.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if decay == "all":
-        return [{"params": list(trained.values())}]
-    named = set(cast(Any, model).no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
-    alone = {name for name, p in trained.items() if p.ndim <= 1 or name in named}
+    alone = {added.name for added in added_parameters(model) if added.side == "rate"}
+    if decay == "matrices":
+        named = set(cast(Any, model).no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+        alone |= {name for name, p in trained.items() if p.ndim <= 1 or name in named}
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in trained.items() if name not in alone]},
         {"params": [p for name, p in trained.items() if name in alone], "weight_decay": 0.0},

@@ -194,7 +194,7 @@ class Run:
             self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
             self.learner.set_lr(self.rate(epoch, batch))
-            self.learner.tempered.progress(self.steps_before(epoch, batch) / self.steps, self.budget.epochs)
+            self.tell_progress(epoch, batch)
             learn(inputs, targets)
             if self.recorder is not None and batch % self.data.accumulate == 0:
                 self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
@@ -236,6 +236,13 @@ class Run:
     def rate(self, epoch: int, batch: int) -> float:
         return learning_rate(self.budget, self.steps_before(epoch, batch), self.data.steps_per_epoch)
 
+    def tell_progress(self, epoch: int, batch: int) -> None:
+        """Let rates follow the course of training."""
+        tempered = self.learner.tempered
+        tempered.progress(self.steps_before(epoch, batch) / self.steps, self.budget.epochs)
+        if epoch > self.budget.epochs - self.budget.last_epochs_without and tempered.methods:
+            tempered.rest()
+
     def steps_before(self, epoch: int, batch: int) -> int:
         """Steps of the optimiser before the one that a batch belongs to."""
         return (epoch - 1) * self.data.steps_per_epoch + (batch - 1) // self.data.accumulate
@@ -260,7 +267,7 @@ class Run:
                 "train_accuracy": reading.accuracy,
                 "penalty": reading.penalty,
                 "validation": validation,
-                **({"rates": rates_now(self.learner.tempered)} if moves(self.learner.tempered) else {}),
+                **({"rates": rates_now(self.learner.tempered)} if moves(self.learner.tempered, self.budget) else {}),
             }
         )
         primary = [entry["validation"][self.task.primary] for entry in state.curve]

@@ -47,7 +47,7 @@ def result_of(run: Run) -> dict[str, Any]:
         **({} if details is None else {"test_details": details}),
         "curve": state.curve,
         "probes": state.probes,
-        "rates": final_rates(learner.tempered, state.curve),
+        "rates": final_rates(learner.tempered, run.budget, state.curve),
         "parameters": sum(p.numel() for p in learner.model.parameters()),
         "flops": count_flops(run.spec, task, data.batch_size, data.accumulate),
         "timing": timing(run),
