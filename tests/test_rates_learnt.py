@@ -153,6 +153,16 @@ def test_a_learnt_width_has_the_gradient_of_its_drawn_width():
     assert slopes[0].abs() > 1e-3
 
 
+def test_a_learnt_width_has_a_gradient_beside_padding():
+    """Keys far behind the last real one have no neighbour that counts: what divides by their weight must not."""
+    for seed in range(8):
+        value = torch.tensor([-0.3], requires_grad=True)  # narrow, so that weights underflow
+        k, real = torch.randn(1, 1, 9, 4), torch.tensor([True, True] + [False] * 7)[None, None, None]
+        out = Blur("learn").with_value(value).perturb_keys(k, real, False, Stream(torch.tensor(seed)))
+        (gradient,) = torch.autograd.grad(out[:, :, :2].square().sum(), value)
+        assert torch.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [

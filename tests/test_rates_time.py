@@ -164,6 +164,24 @@ def test_times_that_do_not_fit_are_found_at_the_beginning():
         DropKey(0.1, start=0.5, ramp=0.3, until=0.9).factor(0.0)
 
 
+def test_a_call_by_itself_knows_of_no_training():
+    q = torch.randn(1, 1, 3, 4)
+    for method in (DropKey(0.5, start=0.5), Blur(until=0.5)):
+        with pytest.raises(ParameterError, match="one call knows of no training"):
+            attemper.attention(q, q, q, methods=[method])
+
+
+def test_a_ramp_is_not_cut_to_the_length_of_training():
+    with pytest.raises(ParameterError, match="is too long"):
+        DropKey(0.1, ramp=10).factor(0.0, 4)
+
+
+def test_numbers_of_numpy_are_numbers():
+    tempered = attemper.apply(vit(), "dropkey(0.2, until=5)")
+    tempered.progress(np.float32(0.75), epochs=np.int64(10))
+    assert tempered.summary()[0].rate == 0.0
+
+
 def test_at_rest_every_rate_is_zero_until_one_is_set():
     model, x = vit().train(), torch.randn(2, 3, 16, 16)
     plain = model(x)

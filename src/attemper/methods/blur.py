@@ -33,7 +33,7 @@ from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
 from attemper.ops.stream import Stream
 
-FAINT = 1e-30
+FAINT = 1e-18
 """A padded key whose real neighbours weigh less than this altogether has none. It would divide by nearly nothing."""
 
 START = 1.0
@@ -62,7 +62,8 @@ def blur(x: Tensor, taps: Tensor, real: Tensor | None = None, grid: tuple[int, i
     """
     weight = torch.ones_like(x[..., :1]) if real is None else real.to(x.dtype).expand(*x.shape[:-1], 1)
     total = smooth(weight, taps, grid)
-    share = torch.where(total > FAINT, 1 / total.clamp_min(FAINT), 0.0)
+    there = total > FAINT
+    share = torch.where(there, 1 / torch.where(there, total, 1.0), 0.0)  # no gradient of 1/0 behind what is left out
     return smooth(x * weight, taps, grid) * share
 
 
@@ -189,6 +190,7 @@ class Blur(Timed, Perturbation, Learnable):
 
     def at(self, place: Place) -> Blur:
         here = dataclasses.replace(self, sigma=value_at(self, "sigma", place))
+        here = here.at_times(until=None, start=None, ramp=None)
         if self.grid == "raster" or self.size is not None:
             return here
         if place.grid is None and place.grid_follows:

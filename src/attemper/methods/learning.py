@@ -198,7 +198,10 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
         return self.learns and self.entropy > 0
 
     def at(self, place: Place) -> Self:
-        return super().at(place) if not self.learns else dataclasses.replace(self, schedule="constant", match="max")
+        if not self.learns:
+            return super().at(place)
+        here = dataclasses.replace(self, schedule="constant", match="max")
+        return here.at_times(until=None, start=None, ramp=None)
 
     def with_rate(self, rate: float) -> Self:
         """The same at a constant rate."""

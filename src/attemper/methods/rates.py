@@ -87,7 +87,8 @@ class Timed(Method):
                 f"{name}={moment} of {self.name} counts epochs, and how many there are was not said: "
                 f"tempered.progress(fraction, epochs=…) does. A share of training is a float, such as {name}=0.3"
             )
-        return min(max((moment if moment >= 0 else epochs + moment) / epochs, 0.0), 1.0)
+        share = (moment if moment >= 0 else epochs + moment) / epochs
+        return share if name == "ramp" else min(max(share, 0.0), 1.0)
 
     def during(self, fraction: float | None, epochs: float | None = None) -> Self:
         """The method as it acts at one moment of training (see `factor`), without times of its own."""
@@ -216,7 +217,8 @@ class Scheduled(Timed):
 
     def at(self, place: Place) -> Self:
         rate = self.rates(place.blocks)[place.block]
-        return dataclasses.replace(self, p=rate, schedule="constant", match="max")
+        here = dataclasses.replace(self, p=rate, schedule="constant", match="max")
+        return here.at_times(until=None, start=None, ramp=None) if self.is_timed else here
 
     @property
     def level(self) -> float | None:

@@ -109,6 +109,10 @@ def make_call(
         for name in method.per_block:
             what = "rate" if name == "schedule" else name
             raise ParameterError(f"{method} has a {what} per block, and one call has no block; give the {what} itself")
+        if method.is_timed:
+            raise ParameterError(
+                f"{method} acts in a part of training, and one call knows of no training; leave out until, start, ramp"
+            )
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return Call(q, k, v, attn_mask, is_causal, scale, methods, seed, packed)
 

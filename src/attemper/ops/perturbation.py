@@ -70,6 +70,11 @@ class Perturbation:
         return ()
 
     @property
+    def is_timed(self) -> bool:
+        """Whether its rate depends on how far training is, which one call of attention cannot tell."""
+        return False
+
+    @property
     def uneven_rows(self) -> str | None:
         """What makes rows of weights sum to something else than 1, and what to do about it; None: they sum to 1."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, cast
 
 from torch import nn
@@ -93,18 +94,18 @@ class Rates:
         >>> tempered.summary()[0].rate
         0.0
         """
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        if not _is_number(fraction) or not 0 <= fraction <= 1:
             raise ParameterError(
                 f"progress takes the share of training that has passed, a number from 0 to 1; got {fraction!r}"
             )
-        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int | float) or not epochs > 0):
+        if epochs is not None and not (_is_number(epochs) and epochs > 0):
             raise ParameterError(f"epochs must be how long training is, a number above 0; got {epochs!r}")
         if not any(isinstance(m, Timed) and m.is_timed for m in self.methods):
             return
         control = self.control
         length = control.epochs if epochs is None else epochs
         before = control.fraction, control.epochs
-        control.fraction, control.epochs = float(fraction), length
+        control.fraction, control.epochs = float(fraction), None if length is None else float(length)
         try:
             factors = factors_of(self.methods, control)
         except ParameterError:
@@ -138,6 +139,11 @@ class Rates:
     def _check_tempered(self) -> None:
         if not any(is_tempered(module) for module in self.model.modules()):
             raise NoSiteError(f"this {type(self.model).__name__} is not tempered any more; apply a recipe to it first")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number, numpy's included; true and false are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def factors_of(methods: Iterable[Method], control: Control) -> dict[str, float]:

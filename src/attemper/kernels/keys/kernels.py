@@ -10,7 +10,7 @@ import triton.language as tl
 from attemper.kernels.common.stream import COLUMN_SALT, column_words, mix, row_words, start_of
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
-FAINT = tl.constexpr(1e-30)
+FAINT = tl.constexpr(1e-18)
 
 
 @triton.jit
