@@ -297,3 +297,17 @@ def test_methods_are_values():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Blur().sigma = 2.0
     assert copy.deepcopy(Blur(2.0, w=7)) == Blur(2.0, w=7)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["dropkey(0.2) + layerdrop(0.3)", pytest.param("blur + droppath(0.2)", marks=pytest.mark.slow)]
+)
+def test_methods_on_attention_and_on_blocks_compile_together(recipe):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16)
+    attemper.apply(model, recipe)
+    outputs = []
+    for run in (model, torch.compile(model, backend="eager", fullgraph=True)):
+        torch.manual_seed(0)
+        outputs.append(run(x))
+    torch.testing.assert_close(*outputs)
