@@ -105,6 +105,25 @@ def test_the_middle_and_the_end_are_measured_at_the_weights_of_those_epochs(digi
     assert len({start, middle, found["gradients"]["end"]["blur"]["variance"]}) == 3
 
 
+def test_a_run_that_is_stopped_while_its_middle_is_measured_measures_it_later(
+    digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, device = one("gradient-variance", "none"), torch.device("cpu")
+    whole = running_arms.run_arm(job, digits, tmp_path / "whole", device, lambda line: None)
+
+    def stopped(spec: Any, task: Any, weights: Any, device: Any) -> Any:
+        if weights is not None:
+            raise KeyboardInterrupt
+        return gradient_noise(spec, task, weights, device)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running_arms, "gradient_noise", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            running_arms.run_arm(job, digits, tmp_path / "cut", device, lambda line: None)
+    resumed = running_arms.run_arm(job, digits, tmp_path / "cut", device, lambda line: None)
+    assert resumed["gradients"] == whole["gradients"]
+
+
 # ----------------------------------------------------------------------------------------------------- in several parts
 def test_a_stopped_experiment_goes_on_where_it_was(
     digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attemper.lab.experiments.gradients import POINTS
@@ -75,15 +75,21 @@ def branch_lines(found: Found) -> dict[str, Lines]:
             rows = [row for row in arm["branches"] if row["branch"] == branch]
             label = f"{branch} ({arm['name']})"
             if whole:
-                alone[label] = [row["alone_median"] for row in rows]
-                joined[label] = [row["with_skip_median"] for row in rows]
+                alone[label] = _by_block(rows, "alone_median")
+                joined[label] = _by_block(rows, "with_skip_median")
             elif not rows[0]["has_skip"]:
-                bare[label] = [row["alone_median"] for row in rows]
+                bare[label] = _by_block(rows, "alone_median")
     return {
         "Branches alone, in networks with all skips": alone,
         "Branches with their skips, in networks with all skips": joined,
         "Branches that were trained without their skip": bare,
     }
+
+
+def _by_block(rows: Sequence[Mapping[str, Any]], quantity: str) -> list[float | None]:
+    """A value for every block; None for those that were not measured."""
+    known = {int(row["block"]): row[quantity] for row in rows}
+    return [known.get(block) for block in range(max(known) + 1)]
 
 
 def gradient_lines(found: Found, place: str) -> Lines:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.errors import AttemperError
 from attemper.files import atomic_write, read_json_object
 from attemper.lab.experiments.branches import IMAGES as BRANCH_IMAGES
 from attemper.lab.experiments.branches import branch_conditions
@@ -168,6 +169,8 @@ def _train_and_measure(
     speak = _spoken(one, log)
     if "start" not in noise:
         note("start", None)
+    if "middle" not in noise and _stopped_after(folder, middle):  # it was stopped while this was measured
+        note("middle", _weights(folder))
     try:
         progress = speak if "middle" in noise else stop
         result = run(one.spec(), task, folder=folder, device=device, progress=progress)
@@ -177,6 +180,15 @@ def _train_and_measure(
     if result["status"] == "finished":
         note("end", _weights(folder))
     return result, {point: noise.get(point) for point in POINTS}
+
+
+def _stopped_after(folder: Path, epoch: int) -> bool:
+    """Whether the checkpoint of a run stands at the end of this epoch; one that cannot be read stands nowhere."""
+    try:
+        checkpoint = load_checkpoint(folder)
+    except AttemperError:
+        return False
+    return checkpoint is not None and (checkpoint["story"]["epoch"], checkpoint["story"]["batch"]) == (epoch, 0)
 
 
 def _weights(folder: Path) -> Mapping[str, Tensor]:
