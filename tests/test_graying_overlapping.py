@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -108,3 +109,17 @@ def test_an_image_smaller_than_a_patch_is_refused() -> None:
     attemper.apply(model, "graying")
     with pytest.raises(ConflictError, match=r"patches of 4 × 4 pixels.* this image has 3 × 64 pixels"):
         model(torch.randn(1, 3, 3, 64))
+
+
+def test_with_an_adapter_round_the_embedding_it_acts_once_and_on_all_of_it() -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = timm.create_model("pvt_v2_b0", depths=(1, 1, 1, 1), num_classes=5)
+    settings = peft.LoraConfig(r=2, target_modules=["patch_embed.proj"], init_lora_weights=False)
+    model = peft.inject_adapter_in_model(settings, model).eval()
+    assert [site.patch for site in find_sites(model).patches] == [(4, 4)]
+    attemper.apply(model, "graying")
+    x = torch.randn(1, 3, 64, 64)
+    apart = model(x)
+    model.patch_embed.proj.merge()
+    torch.testing.assert_close(model(x), apart, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -275,3 +276,23 @@ def test_compiled_and_eager_compute_the_same(text: str, position: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager_default_partitioner", fullgraph=True)
     assert torch.allclose(compiled(images), model(images), rtol=0, atol=1e-10)
+
+
+def test_another_thread_in_the_same_network_changes_nothing() -> None:
+    model = model_of(CEIT).eval()
+    attemper.apply(model, "cb")
+    x = torch.randn(2, 3, 8, 16, dtype=torch.double)
+    expected = model(x)
+    conv = next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d) and layer.groups > 1)
+    runs: list[threading.Thread] = []
+
+    def meanwhile(*_: Any) -> None:
+        if not runs:  # in the middle of a network, another thread runs the whole model
+            runs.append(threading.Thread(target=model, args=(x,)))
+            runs[0].start()
+            runs[0].join()
+
+    with conv.register_forward_hook(meanwhile):
+        found = model(x)
+    assert runs
+    torch.testing.assert_close(found, expected)

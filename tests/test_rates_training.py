@@ -1,12 +1,14 @@
 """Rates that move while a run trains: with time, by learning, to zero at the end; in the result and on the page."""
 
 import pytest
+import torch
 
 from attemper.errors import ParameterError
 from attemper.lab.report.study import render
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
 from attemper.lab.training.cost import step_costs
+from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
 from attemper.lab.training.rates import at_full_rate
 from attemper.lab.training.spec import Budget, RunSpec
@@ -89,3 +91,13 @@ def test_the_page_draws_rates_that_move():
     page = render(given)
     assert "Rates over time" in page
     assert "rate over epoch. At the end: block 0: 0.185; block 1: 0.3" in page
+
+
+@pytest.mark.parametrize("decay", ["all", "matrices"])
+def test_learnt_rates_do_not_decay(decay):
+    learner = Learner(spec("dropkey(learn)", decay=decay), open_task(TASK), torch.device("cpu"))
+    names = {id(p): name for name, p in learner.model.named_parameters()}
+    groups = {names[id(p)]: group["weight_decay"] for group in learner.optimizer.param_groups for p in group["params"]}
+    assert groups.keys() == set(names.values())
+    assert {value for name, value in groups.items() if name.startswith("attemper.")} == {0.0}
+    assert groups["head.weight"] == Budget.weight_decay

@@ -82,7 +82,7 @@ def _makes_keys(embedding: nn.Module, attentions: Sequence[AttentionSite]) -> bo
 
 def _pixels_of_a_token(embedding: nn.Module) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """Rows and columns of pixels that a token stands for; or the grid of tokens, where only that is told."""
-    layers = [module for module in embedding.modules() if isinstance(module, CUTTING)]
+    layers = _cutting_layers(embedding)
     if len(layers) > MOST_LAYERS:
         return None, pair(getattr(embedding, "grid_size", None))
     rows, columns = 1, 1
@@ -90,6 +90,19 @@ def _pixels_of_a_token(embedding: nn.Module) -> tuple[tuple[int, int] | None, tu
         down, across = _stride(layer)
         rows, columns = rows * down, columns * across
     return ((rows, columns) if min(rows, columns) > 1 else None), None
+
+
+def _cutting_layers(embedding: nn.Module) -> list[nn.Module]:
+    """The layers of an embedding that cut; what adapters put beside one cuts nothing further."""
+    layers: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in embedding.modules():
+        layer = inner(module)
+        if module in inside or not isinstance(layer, CUTTING):
+            continue
+        inside |= set(module.modules())
+        layers.append(layer)
+    return layers
 
 
 def _stride(layer: Any) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class Placement(Requirements):
             if isinstance(method, PatchMap) and not cast(TokenMap, method).positions:
                 for patch in self.patches:
                     place = Place(0, len(self.sites.blocks), name=patch.name)
-                    slot = None if patch.overlaps else self.slots.get(patch.module)
+                    slot = self.slots.get(patch.module)
                     action = PatchAction(self.control, place, method, patch.patch, slot, patch.overlaps, patch.grid)
                     self.actions += [(layer, action) for layer in with_inner(patch.module)]
         if any(isinstance(method, LossTerm) for method in self.methods):

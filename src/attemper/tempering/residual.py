@@ -297,7 +297,7 @@ class Residuals(TorchFunctionMode):
 
     def origin_of_only(self, args: Any) -> int:
         """The origin of the one operand that has marks, in a product by a factor; -1: there are several."""
-        marked = [mark for mark in map(self.marks.of, _tensors_in(args)) if mark.bits]
+        marked = [mark for mark in map(self.marks.of, tensors(args, {})) if mark.bits]
         return marked[0].origin if len(marked) == 1 else -1
 
     def origin(self, x: Any) -> int:
@@ -407,7 +407,3 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
             if isinstance(part, Tensor):
                 found.append(part)
     return found
-
-
-def _tensors_in(args: Any) -> list[Tensor]:
-    return [x for x in args if isinstance(x, Tensor)]
