@@ -44,7 +44,7 @@ from attemper.lab.bench.machine import versions
 from attemper.lab.bench.timing import CudaStopwatch, interleaved
 from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.ops.dispatch import Impl
-from attemper.ops.stream import threshold
+from attemper.ops.stream import Stream, threshold
 
 STARTED = time.perf_counter()
 TESTS = Path(__file__).parents[1] / "tests" / "test_fa4.py"
@@ -211,7 +211,7 @@ def steps_at(shape: tuple[int, int, int, int]) -> dict[str, Callable[[], object]
     steps: dict[str, Callable[[], object]] = {label: partial(gradients, attend) for label, attend in passes.items()}
     for label in ("stock cudnn", "triton dropkey", "triton hardmask"):
         steps[f"forward {label}"] = partial(passes[f"both {label}"], q, k, v)
-    steps["words"] = lambda: call_words(seed, threshold(RATE), 0, (batch, heads, tokens, tokens), False)
+    steps["words"] = lambda: call_words(Stream(seed), threshold(RATE), (batch, heads, tokens, tokens), False)
     forward, backward = torch.ops.attemper.fa4_attention, torch.ops.attemper.fa4_attention_backward
     for label, words in {"nothing": None, "dropkey": steps["words"]()}.items():
         saved = forward(q, k, v, words, scale, False)

@@ -19,7 +19,7 @@ from attemper.kernels.fa4.tables import HEADER, call_words, layout_of
 from attemper.kernels.implementations import fa4
 from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.ops.perturbation import Perturbation, rescue
-from attemper.ops.stream import column_words, keep_mask, stream_words, threshold
+from attemper.ops.stream import NOWHERE, Offsets, Stream, column_words, keep_mask, site_word, threshold
 
 
 def logits_of(q: Tensor, k: Tensor) -> Tensor:
@@ -89,25 +89,27 @@ def make(heads: int = 4, kv_heads: int = 4, tokens: int = 33, dtype: torch.dtype
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("p", "keys"), [(0.0, 9), (0.1, 41), (0.5, 3)])
-@pytest.mark.parametrize("seed", [5, -123456789012345])
+@pytest.mark.parametrize(("seed", "at"), [(5, NOWHERE), (-123456789012345, Offsets(3, 2, 7, 7))])
 def test_words_are_those_of_keep_mask_and_no_row_loses_all_of_its_keys(
-    seed: int, p: float, keys: int, causal: bool
+    seed: int, at: Offsets, p: float, keys: int, causal: bool
 ) -> None:
     shape = (2, 3, keys if causal else 29, keys)
-    words, layout = call_words(torch.tensor(seed), threshold(p), 1, shape, causal), layout_of(*shape)
+    stream = Stream(torch.tensor(seed), 1, site=site_word("blocks.3"), call=2, at=at)
+    words, layout = call_words(stream, threshold(p), shape, causal), layout_of(*shape)
     columns = words[HEADER : HEADER + keys]
     rows = words[layout.rows :][: 6 * shape[2]].view(*shape[:3], 1)
     allowed = torch.ones(shape[2:], dtype=torch.bool).tril() if causal else torch.ones(shape[2:], dtype=torch.bool)
     assert words.numel() == layout.size
-    assert torch.equal(columns, column_words(stream_words(torch.tensor(seed), 1)[1], keys).to(torch.int32))
-    wanted = rescue(keep_mask(seed, shape, p, lane=1), allowed)
+    assert torch.equal(columns, column_words(stream.columns, keys, at.key, columns.device))
+    wanted = rescue(keep_mask(seed, shape, p, lane=1, site="blocks.3", call=2, at=at), allowed)
     assert torch.equal((rows * columns >= words[0]) & allowed, wanted & allowed)
 
 
 def test_a_limit_on_the_device_gives_the_same_words() -> None:
     seed, shape = torch.tensor(8), (1, 2, 20, 30)
     limit = torch.tensor(threshold(0.3), dtype=torch.int32)
-    assert torch.equal(call_words(seed, limit, 0, shape, True), call_words(seed, threshold(0.3), 0, shape, True))
+    stream = Stream(seed)
+    assert torch.equal(call_words(stream, limit, shape, True), call_words(stream, threshold(0.3), shape, True))
 
 
 @pytest.mark.parametrize(("p", "keys"), [(0.0, 9), (0.1, 41), (0.5, 3)])
@@ -116,10 +118,10 @@ def test_what_the_forward_kernel_of_ours_leaves_becomes_the_words_and_log_sum_ex
 ) -> None:
     seed, shape = torch.tensor(-123456789012345), (2, 3, 29, keys)
     q, k = torch.randn(2, 3, 29, 16), torch.randn(2, 3, keys, 16)
-    table = drop_table(seed, threshold(p), keys, 1)
+    table = drop_table(Stream(seed, 1), threshold(p), keys)
     _, stats = torch.ops.attemper.mixed_attention(q, k, k, table, 0.25)
     words, lse = restated(stats, table, 29, keys)
-    assert torch.equal(words, call_words(seed, threshold(p), 1, shape, False))
+    assert torch.equal(words, call_words(Stream(seed, 1), threshold(p), shape, False))
     kept = rescue(keep_mask(seed, shape, p, lane=1), None)
     wanted = (0.25 * q @ k.mT).masked_fill(~kept, -torch.inf).logsumexp(-1)
     torch.testing.assert_close(lse.view(torch.float32), wanted, rtol=1e-5, atol=1e-5)
@@ -127,7 +129,7 @@ def test_what_the_forward_kernel_of_ours_leaves_becomes_the_words_and_log_sum_ex
 
 def test_the_log_sum_exp_of_hard_masking_is_that_of_the_masked_logits() -> None:
     seed, (q, k) = torch.tensor(5), torch.randn(2, 2, 3, 29, 16)
-    hard = drop_table(seed, threshold(0.5), 29)
+    hard = drop_table(Stream(seed), threshold(0.5), 29)
     cuts = row_cuts(q, k, None, None, None, hard, 0.25, False, 5, False)
     _, stats = torch.ops.attemper.mixed_attention(q, k, k, None, 0.25, cuts, hard, "zero")
     words, lse = restated(stats, hard, 29, 29, cuts, 0.25)
@@ -193,11 +195,11 @@ def test_compiles_in_one_graph_with_the_same_masks() -> None:
 
 def test_opcheck() -> None:
     seed, (q, k, v) = torch.tensor(5), make()
-    words = call_words(seed, 0, 0, (2, 4, 33, 33), False)
-    torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 0, 2, 4, 33, 33, True))
+    words = call_words(Stream(seed), 0, (2, 4, 33, 33), False)
+    torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 2, 4, 33, 33, True, 5, 1, 2, 3, 4, 6))
     torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, words, 0.25, False))
     torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, None, 0.25, True))
-    table = drop_table(seed, threshold(0.3), 33)
+    table = drop_table(Stream(seed), threshold(0.3), 33)
     narrow = make(dtype=torch.float16)
     torch.library.opcheck(torch.ops.attemper.mixed_attention, (*narrow, table, 0.25))
     stats = torch.ops.attemper.mixed_attention(*narrow, table, 0.25)[1]

@@ -172,7 +172,7 @@ def test_a_weight_that_is_not_known_is_refused_by_name_before_apply_and_after(ki
 @pytest.mark.parametrize("recipe", NEEDS_NONE)
 def test_methods_that_need_no_weight_act_on_quantised_layers_as_on_others(kind, recipe):
     def outcome(whole: nn.Module) -> Tensor:
-        torch.manual_seed(3)
+        torch.manual_seed(4)
         return whole(tokens())
 
     whole = converted(model(), kind)

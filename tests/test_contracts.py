@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import attemper
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import keep_mask
+from attemper.ops.stream import Source, keep_mask
 from attemper.sites import find_sites
+from attemper.tempering.draws import source
 from contracts import (
     COMPOSED,
     SCHEDULED,
@@ -157,11 +158,11 @@ def test_activation_checkpointing_gives_the_same_gradients(
     wanted = train_with_gradients(tempered(family, recipe)[0], family)
     draws = []
 
-    def counted(device: torch.device) -> Tensor:
-        draws.append(device)
-        return draw_seed(device)
+    def counted(*args: Any) -> Source:
+        draws.append(args)
+        return source(*args)
 
-    monkeypatch.setattr("attemper.ops.perturbation.draw_seed", counted)
+    monkeypatch.setattr("attemper.tempering.written.source", counted)
     blocks = [block.name for block in find_sites(original(family), family.targets).blocks]
     model, _ = tempered(family, recipe)
     checkpoint_blocks(model, blocks)
@@ -252,14 +253,14 @@ def test_layers_draw_different_masks(shared: bool) -> None:
     assert_same(first, second)
 
 
-def test_ranks_draw_different_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_other_samples_draw_other_masks() -> None:
+    """Real processes are in test_mesh.py."""
     vit = family("timm-vit")
-    model, _ = tempered(vit, COMPOSED)
+    model, handle = tempered(vit, COMPOSED)
     alone = train(model, vit)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     outputs = []
     for rank in range(3):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None, rank=rank: rank)
+        handle.samples(first=64 * rank, count=64)
         outputs.append(train(model, vit))
         assert_same(train(model, vit), outputs[-1])
     assert_same(outputs[0], alone)
@@ -270,14 +271,15 @@ def test_ranks_draw_different_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_hand(model: Any, x: Tensor) -> Tensor:
     """The hand-written model with dropkey(0.2) + dropattention(0.3), spelled out."""
-    for block in model.stack:
+    seed = draw_seed(x.device)
+    for number, block in enumerate(model.stack):
         batch, tokens, width = x.shape
         qkv = block.to_qkv(block.norm(x)).view(batch, tokens, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        seed = draw_seed(x.device)
         for lane, p in enumerate((0.2, 0.3)):
-            logits = logits.masked_fill(~keep_mask(seed, logits.shape, p, lane=lane), -torch.inf)
+            keep = keep_mask(seed, logits.shape, p, lane=lane, site=f"stack.{number}")
+            logits = logits.masked_fill(~keep, -torch.inf)
         assert logits.isfinite().any(-1).all(), "a row lost all of its keys: choose another seed"
         x = x + block.out((logits.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
     out: Tensor = model.head(x.mean(1))

@@ -106,7 +106,8 @@ def test_every_method_keeps_its_promises_on_every_family(case: Case, family: Fam
 
     got = train(model, family)
     untempered = train(plain, family)
-    if not (case.recipe.startswith("layerdrop") and family.own_randomness):  # few coins, beside those of the model
+    few_coins = case.recipe.startswith("layerdrop") and family.own_randomness  # beside those of the model
+    if not (few_coins or (case.recipe.startswith("drophead") and family.name == "timm-mvitv2")):  # which has few heads
         assert (case.kind == "penalty") == torch.equal(got, untempered)
     assert (float(handle.penalty().detach()) > 0) == (case.kind == "penalty")
     if case.kind == "stochastic" and not case.recipe.startswith("layerdrop"):  # few coins, which may fall alike

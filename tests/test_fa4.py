@@ -23,7 +23,7 @@ from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops.call import make_call
 from attemper.ops.choice import preference
 from attemper.ops.perturbation import Perturbation, rescue
-from attemper.ops.stream import keep_mask, threshold
+from attemper.ops.stream import Offsets, Source, Stream, keep_mask, threshold
 from interpreter import in_parts, needs_triton, run_cases
 
 TESTS = Path(__file__).parent
@@ -50,7 +50,8 @@ def reason(methods: list[Perturbation], queries: int = 4, keys: int = 4, **chang
     dtype, width = changes.get("dtype", torch.bfloat16), changes.get("width", 32)
     q, k = (torch.zeros(1, 2, tokens, width, dtype=dtype) for tokens in (queries, keys))
     v = torch.zeros(1, 2, keys, changes.get("width_v", width), dtype=dtype)
-    call = make_call(q, k, v, changes.get("mask"), bool(changes.get("causal")), changes.get("scale"), methods, None)
+    source = Source(torch.tensor(0), at=changes.get("at", Offsets()))
+    call = make_call(q, k, v, changes.get("mask"), bool(changes.get("causal")), changes.get("scale"), methods, source)
     return fa4._refuse_methods(call) or fa4._refuse_tensors(call) or ""
 
 
@@ -66,6 +67,8 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "this call has 2" in reason([DropKey(0.1), DropKey(0.1)])
     assert "this call has 2" in reason([DropKey(0.1), HardMask(0.1, k=2)])
     assert "on Hopper GPUs only" in reason([HardMask(0.1, k=2)])
+    assert "part of the keys" in reason([DropKey(0.1)], at=Offsets(keys=5))
+    assert reason([DropHead(0.1)], at=Offsets(key=5)) == ""
     assert "dropattention(0.1" in reason([DropAttention(0.1, rescale="inverted")])
 
 
@@ -330,8 +333,8 @@ def test_compiles_in_one_graph_with_the_same_masks(device: str) -> None:
 @pytest.mark.parametrize("device", [ON_GPU])
 def test_opcheck(device: str) -> None:
     seed, (q, k, v) = torch.tensor(5, device=device), make(4, 4, 577, 577, 64)
-    words = call_words(seed, threshold(0.1), 0, (2, 4, 577, 577), False)
-    torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 0, 2, 4, 577, 577, True))
+    words = call_words(Stream(seed), threshold(0.1), (2, 4, 577, 577), False)
+    torch.library.opcheck(torch.ops.attemper.fa4_words, (seed, None, 0, 2, 4, 577, 577, True, 5, 1, 2, 3, 4, 6))
     torch.library.opcheck(torch.ops.attemper.fa4_attention, (q, k, v, words, 0.125, False))
 
 

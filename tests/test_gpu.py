@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import attemper
+from attemper.kernels.attention.prepare import drop_table
 from attemper.methods import Blur, DropKey, HardMask
 from attemper.methods.hardmask import largest
+from attemper.ops.stream import Stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -147,8 +149,8 @@ def test_logits_far_apart(tokens: int, methods: list[DropKey]) -> None:
 def test_opcheck() -> None:
     q, k, v = make((2, 4, 4, 65, 65, 32), torch.bfloat16)
     seed = torch.tensor(5, device="cuda")
-    table = torch.ops.attemper.drop_table(seed, None, 0, 65)
-    torch.library.opcheck(torch.ops.attemper.drop_table, (seed, None, 0, 65))
+    table = drop_table(Stream(seed), 0, 65)
+    torch.library.opcheck(torch.ops.attemper.drop_table, (seed, None, 0, 65, -7, 1, 2, 3, 4, 5))
     torch.library.opcheck(torch.ops.attemper.fused_attention, (q, k, v, None, table, 0.25, False))
     torch.library.opcheck(torch.ops.attemper.fused_attention, (q, k, v, None, None, 0.25, True))
 

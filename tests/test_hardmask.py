@@ -15,8 +15,10 @@ from attemper.errors import FittedWarning, ParameterError, UnmetError
 from attemper.methods import DropKey, HardMask
 from attemper.methods.dropkey import dropkey
 from attemper.methods.hardmask import largest
+from attemper.ops.call import make_call
+from attemper.ops.dispatch import attend
 from attemper.ops.perturbation import LargestDrop
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Source, Stream, site_word
 from families import FAMILIES, build, call
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -190,22 +192,21 @@ class Pooled(nn.Module):
 
 
 @pytest.mark.parametrize("fill", ["zero", "neg_inf"])
-def test_attention_of_a_model_with_fewer_keys_has_all_of_them_in_question(fill, monkeypatch):
-    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(SEED, dtype=torch.int64))
+def test_attention_of_a_model_with_fewer_keys_has_all_of_them_in_question(fill):
     model = nn.Sequential(Pooled()).train()
-    attemper.apply(model, f"hardmask(0.5, k=5, fill={fill})")
+    tempered = attemper.apply(model, f"hardmask(0.5, k=5, fill={fill})")
     x = randn(2, 3, 6, 4)
     with pytest.warns(FittedWarning, match=r"'0' has 3 keys, fewer than hardmask's k=5: there it acts with k=3"):
-        out = model(x)
-    wanted = x + attention(x, x, x, methods=HardMask(0.5, k=5, fill=fill), seed=SEED)
+        out = drawn_from(SEED, model, x)
+    wanted = x + attended(x, HardMask(0.5, k=5, fill=fill), tempered.pass_seed, call=0)
     wanted = wanted[:, :, ::2]
-    wanted = wanted + attention(wanted, wanted, wanted, methods=HardMask(0.5, k=3, fill=fill), seed=SEED)
+    wanted = wanted + attended(wanted, HardMask(0.5, k=3, fill=fill), tempered.pass_seed, call=1)
     torch.testing.assert_close(out, wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(x)  # it is said once
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), wanted)
+    torch.testing.assert_close(drawn_from(SEED, compiled, x), wanted)
 
 
 def test_a_model_without_any_attention_of_so_many_keys_takes_them_all():
@@ -290,15 +291,27 @@ def test_each_block_takes_its_k_and_a_new_rate_leaves_them():
     tempered.model(torch.randn(2, 9, 8)).sum().backward()
 
 
-def test_a_list_of_k_acts_as_each_of_its_numbers(monkeypatch):
-    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: torch.tensor(SEED, dtype=torch.int64))
+def test_a_list_of_k_acts_as_each_of_its_numbers():
     x = torch.randn(2, 3, 9, 4)
-    models = [nn.ModuleList([nn.Sequential(Plain()), nn.Sequential(Plain())]) for _ in range(2)]
-    attemper.apply(models[0], "hardmask(0.5, k=[1, 6], fill=neg_inf)")
-    for part, k in zip(models[1], (1, 6), strict=True):
-        attemper.apply(part, f"hardmask(0.5, k={k}, fill=neg_inf)")
-    for ours, alone in zip(*models, strict=True):
-        assert torch.equal(ours.train()(x), alone.train()(x))
+    ks = ("[1, 6]", "1", "6")
+    models = [nn.ModuleList([nn.Sequential(Plain()), nn.Sequential(Plain())]).train() for _ in ks]
+    for model, k in zip(models, ks, strict=True):
+        attemper.apply(model, f"hardmask(0.5, k={k}, fill=neg_inf)")
+    listed, *alone = ([drawn_from(SEED, part, x) for part in model] for model in models)
+    assert torch.equal(listed[0], alone[0][0])
+    assert torch.equal(listed[1], alone[1][1])
+    assert not torch.equal(alone[0][0], alone[1][0]), "k makes no difference"
+
+
+def attended(x, method, seed, call):
+    """What the attention module '0' of a tempered model gives in a call of it."""
+    source = Source(torch.tensor(seed), site_word("0"), call)
+    return attend(make_call(x, x, x, None, False, None, (method,), source), "reference")
+
+
+def drawn_from(seed, model, x):
+    torch.manual_seed(seed)
+    return model(x)
 
 
 class Plain(nn.Module):

@@ -12,7 +12,7 @@ from attemper.errors import ParameterError, PenaltyError, RecipeError
 from attemper.methods import Blur, DropAttention, DropKey, HardMask, Place, learning
 from attemper.methods.learning import LEAST, MOST, bounded
 from attemper.ops.reference import perturbed_softmax
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Source, Stream
 
 SHAPE = (2, 3, 5, 7)
 SEED = torch.tensor(11)
@@ -83,7 +83,7 @@ def test_forward_and_backward_are_the_formula(case, each):
             weights = written_out(case, logits, value)
         else:
             soft = CASES[case].with_value(value)
-            weights = perturbed_softmax(logits.masked_fill(~MASKED, -torch.inf), [soft], SEED)
+            weights = perturbed_softmax(logits.masked_fill(~MASKED, -torch.inf), [soft], Source(SEED))
         probe = torch.randn(SHAPE, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
         found.append((weights, *torch.autograd.grad((weights * probe).sum(), (logits, value))))
     for ours, theirs in zip(*found, strict=True):
@@ -97,8 +97,8 @@ def test_without_temperature_it_is_the_mask_of_a_constant_rate(case, monkeypatch
     logits, value = inputs("block")
     logits = logits.detach().masked_fill(~MASKED, -torch.inf)
     rate = float(bounded(value.detach(), MOST))
-    soft = perturbed_softmax(logits, [CASES[case].with_value(value.detach())], SEED)
-    torch.testing.assert_close(soft, perturbed_softmax(logits, [CASES[case].with_rate(rate)], SEED))
+    soft = perturbed_softmax(logits, [CASES[case].with_value(value.detach())], Source(SEED))
+    torch.testing.assert_close(soft, perturbed_softmax(logits, [CASES[case].with_rate(rate)], Source(SEED)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -195,6 +195,14 @@ def test_at_rest_every_rate_is_zero_until_one_is_set():
     assert {row.method: row.rate for row in tempered.summary()} == {"dropkey": 0.1, "blur": 1.0, "droppath": 0.1}
 
 
+def test_a_recipe_at_rest_needs_no_progress():
+    model, x = vit().train(), torch.randn(2, 3, 16, 16)
+    plain = model(x)
+    tempered = attemper.apply(model, "dropkey(0.3)")
+    tempered.rest()
+    assert all(torch.equal(model(x), plain) for _ in range(3))
+
+
 def test_looking_at_gradients_needs_no_progress():
     model, y = vit().train(), torch.tensor([0, 1])
     attemper.apply(model, "dropkey(0.3, until=0.5)")

@@ -184,7 +184,7 @@ def test_masks_of_folded_heads_are_those_of_their_sample_and_head(monkeypatch: p
         attemper.apply(model, "dropkey(0.5)")
         x = torch.randn(SAMPLES, TOKENS, WIDTH)
         out, layer = model(x), model[0]
-        keep = attemper.keep_mask(SEED, (SAMPLES, HEADS, TOKENS, TOKENS), 0.5)
+        keep = attemper.keep_mask(SEED, (SAMPLES, HEADS, TOKENS, TOKENS), 0.5, site="0")
         q, k, v = F.linear(x, layer.qkv.weight, layer.qkv.bias).unflatten(-1, (3, HEADS, EACH)).permute(2, 0, 3, 1, 4)
         logits = (q @ k.mT * EACH**-0.5).masked_fill(~(keep | ~keep.any(-1, keepdim=True)), -torch.inf)
         wanted = layer.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))

@@ -1,197 +1,101 @@
-"""The random stream: its definition, its statistics, and where its seeds come from.
-
-`battery` takes any mask function and gives a z-score per check, so that weaker hashes can be run through it, too.
-"""
+"""The random stream: its definition, values that never change, and where its seeds come from."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
 from attemper import keep_mask
+from attemper.errors import ParameterError
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import threshold
+from attemper.ops.stream import Offsets, Stream, column_words, row_words, signed, site_word, stream_words, threshold
+from stream_hashes import numpy_keep
 
 CPU = torch.device("cpu")
-RATES = (0.001, 0.01, 0.1, 0.3, 0.5, 0.9)
-MaskFn = Callable[[int, tuple[int, int, int, int], float], np.ndarray]
+
+# Values that never change. Masks changed once, with this definition; whoever logged a seed finds its masks again.
+# `word_by_word` is the definition in plain Python, as `docs/randomness.md` has it.
+
+GOLDEN_SITES = {"": 0, "blocks.0.attn": -1295928240, "model.layers.31.self_attn": -822538540}
+GOLDEN_WORDS = [
+    # seed, lane, site, call, (sample, head, query, key), row word, column word
+    (0, 0, "", 0, (0, 0, 0, 0), 0x2233E613, 0xBBC90DE1),
+    (1, 0, "", 0, (0, 0, 0, 0), 0xFB234D3F, 0x9368488B),
+    (7, 0, "", 0, (1, 2, 4, 7), 0x8E5FA6B7, 0x8DD342B9),
+    (-1, 2, "blocks.0.attn", 0, (5, 11, 196, 1023), 0xF7F901DB, 0xC8F8190D),
+    (4294967296, 0, "", 1, (0, 0, 0, 1), 0x163102E1, 0xFD748EE1),
+    (2**63 - 1, 255, "model.layers.31.self_attn", 8388607, (9, 127, 1048576, 2147483647), 0x0EBA650B, 0x9731E2D3),
+    (-(2**63), 3, "blocks.0.attn", 2, (0, 1, 2, 3), 0x27009E6B, 0xDF80F88B),
+    (0x123456789ABCDEF, 1, "model.layers.31.self_attn", 1, (63, 31, 4095, 8191), 0xB9F4CB7D, 0xF0E87959),
+]
+GOLDEN_MASKS = [
+    # seed, lane, site, call, at, p, and one bit for every entry of a mask (2, 2, 2, 8): 1 = kept
+    (0, 0, "", 0, (0, 0, 0, 0), 0.5, "e22d7114b1380edb"),
+    (7, 0, "", 0, (0, 0, 0, 0), 0.25, "f5fd1b786caf3fef"),
+    (7, 1, "", 0, (0, 0, 0, 0), 0.25, "7f77d7bf0bb77bbd"),
+    (7, 0, "blocks.0.attn", 0, (0, 0, 0, 0), 0.25, "feb71bdfe3f7fec7"),
+    (7, 0, "blocks.0.attn", 1, (0, 0, 0, 0), 0.25, "fff9dbfda3efeb37"),
+    (7, 0, "blocks.0.attn", 1, (3, 5, 17, 64), 0.25, "ff75d7fbd6ece7b9"),
+    (4294967303, 0, "", 0, (0, 0, 0, 0), 0.1, "7fdff7fe7ffffff7"),
+    (-2, 2, "model.layers.31.self_attn", 3, (1, 1, 1, 1), 0.9, "04d8004040030002"),
+]
 
 
-# The documented hash once more, in numpy's own 32-bit arithmetic, with places where a weaker part can be put in.
+def mix_word(x: int) -> int:
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
 
 
-def word(x: int) -> np.ndarray:
-    return np.array([x & 0xFFFFFFFF], np.uint32)
+def word_by_word(seed: int, lane: int, site: int, call: int, place: tuple[int, ...]) -> tuple[int, int]:
+    """The row word and the column word of one entry."""
+    low, high = seed % 2**32, (seed >> 32) % 2**32
+    t = mix_word((low + 0x9E3779B9) % 2**32)
+    a = mix_word(((mix_word(high ^ t) ^ site % 2**32) + call * 256 + lane) % 2**32)
+    b = mix_word(((t ^ site % 2**32) + a) % 2**32)
+    c = mix_word(a ^ 0xA511E9B3)
+    d = mix_word((b + c) % 2**32)
+    sample, head, query, key = place
+    x = mix_word((a + sample * 0x9E3779B9) % 2**32)
+    y = mix_word(((x ^ b) + head * 0x632BE5AB) % 2**32)
+    z = mix_word((y + query * 0x85EBCA6B) % 2**32)
+    return mix_word(z ^ x) | 1, mix_word(mix_word((c + key * 0x9E3779B9) % 2**32) ^ d) | 1
 
 
-def counter(n: int) -> np.ndarray:
-    return np.arange(n, dtype=np.uint32)
+def bits_by_word(seed, lane, site, call, at, p) -> str:
+    bits = ""
+    for place in itertools.product(*(range(first, first + n) for first, n in zip(at, (2, 2, 2, 8), strict=True))):
+        row, column = word_by_word(seed, lane, site, call, place)
+        product = row * column % 2**32
+        bits += str(int((product ^ 2**31) >= round(p * 2**32)))
+    return f"{int(bits, 2):016x}"
 
 
-def mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> 16)) * word(0x7FEB352D)
-    x = (x ^ (x >> 15)) * word(0x846CA68B)
-    return x ^ (x >> 16)
+@pytest.mark.parametrize("name", GOLDEN_SITES)
+def test_words_of_sites_never_change(name):
+    assert site_word(name) == GOLDEN_SITES[name]
 
 
-def numpy_rows(start: np.ndarray, batch: int, heads: int, queries: int) -> np.ndarray:
-    head_words = mix(start + counter(batch * heads) * word(0x9E3779B9))
-    return mix(head_words[:, None] + counter(queries) * word(0x85EBCA6B)) | word(1)
+@pytest.mark.parametrize(("seed", "lane", "site", "call", "place", "row", "column"), GOLDEN_WORDS)
+def test_words_never_change(seed, lane, site, call, place, row, column):
+    assert word_by_word(seed, lane, site_word(site), call, place) == (row, column)
+    rows, columns = stream_words(torch.tensor(seed), lane, site_word(site), call)
+    assert row_words(rows, (1, 1, 1), Offsets(*place), CPU).item() == signed(row)
+    assert column_words(columns, 1, place[3], CPU).item() == signed(column)
 
 
-def numpy_columns(start: np.ndarray, keys: int) -> np.ndarray:
-    x = start + counter(keys) * word(0x9E3779B9)
-    return (x ^ (x >> 16)) * word(0x7FEB352D) | word(1)
-
-
-def numpy_keep(seed, shape, p, *, lane=0, rows=numpy_rows, columns=numpy_columns, combine=np.multiply) -> np.ndarray:
-    low, high = word(seed), word(seed >> 32)
-    row_start = mix(mix(low + word(lane * 0x632BE5AB)) ^ high)
-    column_start = mix(row_start ^ word(0x5BD1E995))
-    batch, heads, queries, keys = shape
-    words = combine(rows(row_start, batch, heads, queries)[..., None], columns(column_start, keys))
-    return words.view(np.int32).reshape(shape) >= min(round(p * 2**32), 2**32 - 1) - 2**31
-
-
-def torch_keep(seed: int, shape: tuple[int, int, int, int], p: float) -> np.ndarray:
-    return keep_mask(seed, shape, p).numpy()
-
-
-# The battery.
-
-
-def battery(mask_fn: MaskFn, seed: int = 20230617) -> dict[str, float]:
-    """Standard errors between what a mask function gives and what independent coins would give, by check."""
-    shape = (4, 4, 128, 256)
-    z = {f"rate {p}": mean_z(standardise(mask_fn(seed + i, shape, p), p)) for i, p in enumerate(RATES)}
-    p = 0.3
-    mask = mask_fn(seed, shape, p)
-    x = standardise(mask, p)
-    z["neighbouring samples"] = mean_z(x[1:] * x[:-1])
-    z["neighbouring heads"] = mean_z(x[:, 1:] * x[:, :-1])
-    z["neighbouring rows"] = mean_z(x[:, :, 1:] * x[:, :, :-1])
-    z["neighbouring columns"] = mean_z(x[..., 1:] * x[..., :-1])
-    z["neighbouring seeds"] = mean_z(x * standardise(mask_fn(seed + 1, shape, p), p))
-    z["seeds in high bits"] = mean_z(x * standardise(mask_fn(seed + 2**32, shape, p), p))
-    for step in (1, 2):
-        z[f"row triples {step}"] = mean_z(x[:, :, 2 * step :] * x[:, :, step:-step] * x[:, :, : -2 * step])
-        z[f"column triples {step}"] = mean_z(x[..., 2 * step :] * x[..., step:-step] * x[..., : -2 * step])
-    pairs = x[..., 1:] * x[..., :-1]
-    z["2x2 parity"] = mean_z(pairs[:, :, 1:] * pairs[:, :, :-1])
-    z["run lengths"] = run_length_z(mask, p)
-    z["run lengths down"] = run_length_z(mask.swapaxes(-1, -2), p)
-    z["16x16 tiles"] = tile_z(x)
-    return z
-
-
-def standardise(mask: np.ndarray, p: float) -> np.ndarray:
-    """Dropped or not, with mean 0 and variance 1 if the rate is p."""
-    return (~mask - p) / np.sqrt(p * (1 - p))
-
-
-def mean_z(x: np.ndarray) -> float:
-    return float(x.mean() * np.sqrt(x.size))
-
-
-def run_length_z(mask: np.ndarray, p: float) -> float:
-    """Runs of kept keys against the geometric distribution, by chi-square."""
-    ends = np.flatnonzero(~mask.reshape(-1))
-    lengths = np.diff(ends) - 1
-    lengths = lengths[lengths > 0]
-    longest = 24
-    observed = np.bincount(np.minimum(lengths, longest), minlength=longest + 1)[1:]
-    shares = (1 - p) ** np.arange(longest) * p
-    shares[-1] = (1 - p) ** (longest - 1)
-    expected = shares * lengths.size
-    return chi_square_z(((observed - expected) ** 2 / expected).sum(), longest - 1)
-
-
-def tile_z(x: np.ndarray) -> float:
-    """Sums over 16 × 16 tiles: their spread by chi-square."""
-    batch, heads, queries, keys = x.shape
-    sums = x.reshape(batch, heads, queries // 16, 16, keys // 16, 16).sum((3, 5)) / 16
-    return chi_square_z((sums**2).sum(), sums.size)
-
-
-def chi_square_z(value: float, freedom: int) -> float:
-    return float((value - freedom) / np.sqrt(2 * freedom))
-
-
-def caught(z: dict[str, float]) -> set[str]:
-    return {name for name, value in z.items() if abs(value) >= 4}
-
-
-def test_battery_finds_nothing_in_the_stream():
-    assert caught(battery(torch_keep)) == set()
-
-
-def test_battery_finds_nothing_in_independent_coins():
-    def coins(seed, shape, p):
-        return np.random.default_rng(seed).random(shape) >= p
-
-    assert caught(battery(coins)) == set()
-
-
-def progression_columns(start, keys):
-    return (start | word(1)) + counter(keys) * word(2 * 0x9E3779B9)
-
-
-def counted_rows(start, batch, heads, queries):
-    return (word(2) * counter(batch * heads * queries) + word(1)).reshape(-1, queries)
-
-
-def progression_rows(start, batch, heads, queries):
-    head_words = mix(start + counter(batch * heads) * word(0x9E3779B9)) | word(1)
-    return head_words[:, None] + counter(queries) * word(2 * 0x85EBCA6B)
-
-
-def rows_without_samples(start, batch, heads, queries):
-    return np.tile(numpy_rows(start, 1, heads, queries), (batch, 1))
-
-
-def rows_without_heads(start, batch, heads, queries):
-    return np.repeat(numpy_rows(start, 1, batch, queries), heads, 0)
-
-
-WEAK = {
-    "column words in arithmetic progression": (
-        {"columns": progression_columns},
-        {"column triples 1", "column triples 2", "run lengths"},
-    ),
-    "row words that count": ({"rows": counted_rows}, {"row triples 1", "row triples 2", "run lengths down"}),
-    "row words in arithmetic progression": (
-        {"rows": progression_rows},
-        {"row triples 1", "row triples 2", "run lengths down"},
-    ),
-    "row and column words xored": ({"combine": np.bitwise_xor}, {"2x2 parity", "16x16 tiles"}),
-    "samples left out": ({"rows": rows_without_samples}, {"neighbouring samples"}),
-    "heads left out": ({"rows": rows_without_heads}, {"neighbouring heads"}),
-}
-
-
-@pytest.mark.parametrize("name", WEAK)
-def test_battery_catches_a_weaker_hash(name):
-    parts, checks = WEAK[name]
-    found = caught(battery(lambda seed, shape, p: numpy_keep(seed, shape, p, **parts)))
-    assert checks <= found
-
-
-def test_battery_catches_seeds_that_lose_bits():
-    low_bits = battery(lambda seed, shape, p: numpy_keep(seed & 0xFFFFFFFF, shape, p))
-    assert caught(low_bits) == {"seeds in high bits"}
-    half_bits = battery(lambda seed, shape, p: numpy_keep(seed & ~1, shape, p), seed=20230616)
-    assert caught(half_bits) == {"neighbouring seeds"}
-
-
-def test_battery_catches_a_wrong_rate():
-    off = battery(lambda seed, shape, p: numpy_keep(seed, shape, p * 1.02))
-    assert {"rate 0.1", "rate 0.3", "rate 0.5", "rate 0.9"} <= caught(off)
+@pytest.mark.parametrize(("seed", "lane", "site", "call", "at", "p", "bits"), GOLDEN_MASKS)
+def test_masks_never_change(seed, lane, site, call, at, p, bits):
+    assert bits_by_word(seed, lane, site_word(site), call, at, p) == bits
+    mask = keep_mask(seed, (2, 2, 2, 8), p, lane=lane, site=site, call=call, at=Offsets(*at))
+    assert np.packbits(mask.numpy()).tobytes().hex() == bits
 
 
 # The definition.
@@ -204,6 +108,10 @@ def test_keep_mask_is_the_documented_hash_bit_for_bit(seed):
     for lane, p in itertools.product((0, 1, 5), (0.0, 1e-9, 0.1, 0.5, 0.999, 1 - 1e-12)):
         expected = numpy_keep(seed, (2, 3, 5, 67), p, lane=lane)
         assert np.array_equal(keep_mask(seed, (2, 3, 5, 67), p, lane=lane).numpy(), expected)
+    for site, call, at in (("blocks.3", 0, (0, 0, 0, 0)), ("x", 5, (7, 1, 2, 3)), ("", 999, (0, 2**31 - 9, 2**30, 9))):
+        expected = numpy_keep(seed, (2, 3, 5, 67), 0.4, lane=1, site=site_word(site), call=call, at=at)
+        given = keep_mask(seed, (2, 3, 5, 67), 0.4, lane=1, site=site, call=call, at=Offsets(*at))
+        assert np.array_equal(given.numpy(), expected)
 
 
 def test_keep_mask_is_the_documented_hash_far_from_the_origin():
@@ -265,8 +173,25 @@ def test_a_smaller_call_sees_a_prefix_of_the_larger_one():
     assert torch.equal(keep_mask(4, (4, 3, 7, 50), 0.5), large[:, :, :7])
     assert torch.equal(keep_mask(4, (4, 3, 20, 31), 0.5), large[..., :31])
     assert torch.equal(keep_mask(4, (1, 3, 1, 1), 0.5), large[:1, :, :1, :1])
-    # Sample · H + head is what counts, so heads may be folded into the batch.
-    assert torch.equal(keep_mask(4, (1, 12, 20, 50), 0.5).view(4, 3, 20, 50), large)
+
+
+@given(st.data())
+def test_a_part_of_a_mask_is_the_mask_of_the_part(data):
+    size = data.draw(st.tuples(*(st.integers(1, 6) for _ in range(4))))
+    at = tuple(data.draw(st.integers(0, n - 1)) for n in size)
+    many = tuple(data.draw(st.integers(1, n - first)) for n, first in zip(size, at, strict=True))
+    shift = data.draw(st.tuples(*(st.sampled_from([0, 5, 2**20, 2**31 - 7]) for _ in range(4))))
+    places = [slice(first, first + n) for first, n in zip(at, many, strict=True)]
+    whole = keep_mask(13, size, 0.5, at=Offsets(*shift))
+    part = keep_mask(13, many, 0.5, at=Offsets(*(a + b for a, b in zip(at, shift, strict=True))))
+    assert torch.equal(part, whole[tuple(places)])
+
+
+@pytest.mark.parametrize("at", [Offsets(sample=-1), Offsets(head=1.0), Offsets(query=True), Offsets(key=2**31)])
+def test_offsets_that_are_no_numbers_of_anything_are_refused(at):
+    name = next(name for name, value in at._asdict().items() if value)
+    with pytest.raises(ParameterError, match=f"at.{name} must be"):
+        keep_mask(0, (1, 1, 1, 1), 0.5, at=at)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 2, 3, 4, 5), (1, 1, -1, 4)])
@@ -293,7 +218,7 @@ def test_seed_tensor_of_another_kind_is_refused(seed):
 def draws_and_masks():
     first, second = draw_seed(CPU), draw_seed(CPU)
     masks = [keep_mask(first, (2, 3, 17, 33), p, lane=lane) for lane, p in enumerate((0.3, 0.001))]
-    return first, second, *masks, keep_mask(second, (2, 3, 17, 33), 0.3)
+    return first, second, *masks, keep_mask(second, (2, 3, 17, 33), 0.3, call=1)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -315,6 +240,21 @@ def test_compiled_code_takes_new_rates_without_compiling_anew():
     for p in (0.1, 0.2, 0.35, 0.9, 1 - 1e-12):
         seed = torch.tensor(int(p * 100))
         assert torch.equal(compiled(seed, p), keep_mask(seed, (2, 2, 4, 8), p))
+        frames.append(counting.frame_count)
+    assert frames[1:] == [frames[1]] * 4
+
+
+def test_compiled_code_takes_new_calls_and_places_without_compiling_anew():
+    counting = CompileCounterWithBackend("aot_eager")
+
+    def mask_of(seed, site, call, first):
+        return Stream(seed, 1, site=site, call=call, at=Offsets(*first)).keep((2, 2, 4, 8), 0.5)
+
+    compiled = torch.compile(mask_of, backend=counting, fullgraph=True)
+    frames = []
+    for i in range(2, 7):
+        told = torch.tensor(i), site_word(f"blocks.{i}"), i, (3 * i, 4 * i, 5 * i, 6 * i)
+        assert torch.equal(compiled(*told), mask_of(*told))
         frames.append(counting.frame_count)
     assert frames[1:] == [frames[1]] * 4
 

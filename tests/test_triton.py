@@ -25,9 +25,9 @@ TESTS = Path(__file__).parent
 @pytest.mark.parametrize(
     "cases",
     [
-        "triton_cases.py triton_mask_cases.py triton_whole_cases.py",
+        "triton_cases.py triton_mask_cases.py triton_whole_cases.py triton_lse_cases.py",
         "triton_penalty_cases.py triton_hardmask_cases.py triton_maxima_cases.py",
-        "triton_keys_cases.py triton_penalised_cases.py triton_packed_cases.py",
+        "triton_keys_cases.py triton_parts_cases.py triton_penalised_cases.py triton_packed_cases.py",
     ],
 )
 def test_kernels_in_the_interpreter(cases: str, part: str) -> None:

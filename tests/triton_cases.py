@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+from attemper.kernels.attention.prepare import drop_table
 from attemper.kernels.common import plans as plan
 from attemper.methods import Blur, DropKey
+from attemper.ops.stream import Stream
 
 Tensors = tuple[Tensor, ...]
 
@@ -142,8 +144,8 @@ def test_repeats_bit_for_bit() -> None:
 
 def test_opcheck_of_the_operators() -> None:
     q, k, v = make(1, 2, 17, 20, 16)
-    table = torch.ops.attemper.drop_table(torch.tensor(5), None, 0, 20)
-    torch.library.opcheck(torch.ops.attemper.drop_table, (torch.tensor(5), None, 0, 20))
+    table = drop_table(Stream(torch.tensor(5)), 0, 20)
+    torch.library.opcheck(torch.ops.attemper.drop_table, (torch.tensor(5), None, 0, 20, -7, 1, 2, 3, 4, 5))
     torch.library.opcheck(torch.ops.attemper.fused_attention, (q, k, v, None, table, 0.25, False))
 
 
@@ -162,7 +164,7 @@ def test_a_changed_rate_needs_no_new_graph() -> None:
 
     def table_of(p: float) -> Tensor:
         limit = ((torch.ones((), dtype=torch.float64) * p * 2**32).round() - 2**31).to(torch.int32)
-        return torch.ops.attemper.drop_table(torch.tensor(7), limit, 0, 17)
+        return drop_table(Stream(torch.tensor(7)), limit, 17)
 
     for p in (0.1, 0.2, 0.3, 0.4):
         eager = attemper.attention(q, k, v, methods=[DropKey(p)], seed=7, impl="triton", scale=0.25)

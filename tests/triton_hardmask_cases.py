@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 import attemper
+from attemper.kernels.attention.prepare import drop_table
 from attemper.kernels.common import plans as plan
 from attemper.methods import Blur, DropHead, DropKey, HardMask
 from attemper.methods.hardmask import largest
 from attemper.ops.perturbation import Perturbation
+from attemper.ops.stream import Stream
 from triton_cases import Tensors, assert_close, make
 
 FILLS = ["zero", "neg_inf"]
@@ -137,7 +139,7 @@ def test_repeats_bit_for_bit() -> None:
 
 def test_opcheck_of_the_operators() -> None:
     q, k, v = make(1, 2, 17, 20, 16)
-    hard = torch.ops.attemper.drop_table(torch.tensor(5), None, 0, 20, 1)
+    hard = drop_table(Stream(torch.tensor(5), 1), 0, 20)
     arguments = (q.detach(), k.detach(), None, None, None, hard, 0.25, False, 4, True)
     cuts = torch.ops.attemper.row_cuts(*arguments)
     torch.library.opcheck(torch.ops.attemper.row_cuts, arguments)

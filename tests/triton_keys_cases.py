@@ -11,7 +11,7 @@ from attemper.kernels import keys as triton_keys
 from attemper.kernels.keys import operators
 from attemper.methods import Blur, DropKey
 from attemper.methods.dropkey import draw_shared
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Offsets, Stream
 
 SEEDS = (3, 2**40 + 7)
 
@@ -50,7 +50,7 @@ def test_keys_are_blurred_as_by_torch(method, shape, causal, masked, dtype, monk
     for lane, seed in enumerate(SEEDS):
         k = keys(*shape, dtype)
         real = padding(shape[0], shape[2]) if masked else None
-        stream = Stream(torch.tensor(seed), lane)
+        stream = Stream(torch.tensor(seed), lane, site=-77 * lane, call=lane, at=Offsets(3 * lane, lane, 5 * lane))
         assert triton_keys.serves(k)
         given = method.perturb_keys(k, real, causal, stream)
         expected = by_torch(method, k, real, causal, stream, monkeypatch)
@@ -84,7 +84,7 @@ def test_keys_are_drawn_in_the_order_of_the_stream(tokens: int, p: float, sorted
     monkeypatch.setattr(operators, "SORTED", 512 if sorted_at_once else 0)
     samples = 3 if tokens < 100 else 1  # to sort 512 words takes the interpreter a second
     for lane, seed in enumerate(SEEDS):
-        stream = Stream(torch.tensor(seed), lane)
+        stream = Stream(torch.tensor(seed), lane, site=-77 * lane, call=lane, at=Offsets(3 * lane, lane, 5 * lane))
         given = draw_shared(stream, samples, 2, tokens, p)
         with monkeypatch.context() as patch:
             patch.setattr(triton_keys, "runs_on", lambda x: False)
@@ -115,10 +115,10 @@ def test_gathered_keys_are_the_references(heads: int, kv_heads: int, share: str,
 @pytest.mark.parametrize("name", ["blur", "order", "take"])
 def test_operators_keep_torchs_rules(name: str) -> None:
     seed = torch.tensor(3)
-    order, rank, _ = triton_keys.draw_order(seed, 0, 2, 2, 9, 6, 0)
+    order, rank, _ = triton_keys.draw_order(Stream(seed), 2, 2, 9, 6, 0)
     calls = {
-        "blur": (torch.ops.attemper.blur_keys, (keys(2, 2, 9, 8), seed, 1, 1.0, 5, False, None, [])),
-        "order": (torch.ops.attemper.draw_order, (seed, 0, 2, 2, 9, 6, 0)),
+        "blur": (torch.ops.attemper.blur_keys, (keys(2, 2, 9, 8), seed, 5, 1, 1.0, 5, False, None, [])),
+        "order": (torch.ops.attemper.draw_order, (seed, 2, 2, 9, 6, 0, 5, 1, 2, 3)),
         "take": (torch.ops.attemper.take_keys, (keys(2, 2, 9, 8), order, rank, 6)),
     }
     op, arguments = calls[name]

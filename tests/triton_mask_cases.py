@@ -39,7 +39,8 @@ def test_hidden_keys_count_for_nothing_and_lost_rows_keep_theirs(low: float, p: 
 def test_additive_and_causal_at_once() -> None:
     check(make(1, 2, 35, 35, 16), 0.6, 1e-5, attn_mask=torch.randn(35, 35), is_causal=True)
     padding = torch.zeros(2, 1, 1, 20).masked_fill(torch.arange(20) < 3, -1e4)
-    check(make(2, 1, 20, 20, 16), 0.6, 1e-5, attn_mask=padding, is_causal=True)
+    # The first rows see keys at −1e4 only, where a float32 logit has three decimals left, in the reference too.
+    check(make(2, 1, 20, 20, 16), 0.6, 2e-4, attn_mask=padding, is_causal=True)
 
 
 def test_a_mask_of_large_steps_keeps_its_far_keys() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attemper.kernels.attention import largest, prepare
 from attemper.kernels.common.plans import MaximaPlan
+from attemper.ops.stream import Stream
 
 SCALE = 0.25
 LOG2E = math.log2(math.e)
@@ -45,7 +46,7 @@ def found(logits: Tensor, count: int, rows: int = 1, scale: float = SCALE, **opt
     q = torch.zeros(1, len(logits), rows, 16)
     k = torch.zeros(1, *logits.shape, 16)
     q[..., 0], k[..., 0] = 1.0, logits
-    hard = prepare.drop_table(torch.tensor(5), 0, logits.shape[1])
+    hard = prepare.drop_table(Stream(torch.tensor(5)), 0, logits.shape[1])
     given = {"mask": None, "tops": None, "table": None, "hard": hard, "causal": False, "spare": False, **options}
     cuts = prepare.row_cuts(q, k, scale=scale, largest=count, **given)
     return cuts[0, :, :rows].to(torch.int32).view(torch.float32)
@@ -131,7 +132,7 @@ def test_a_row_is_spared_only_where_all_its_keys_would_go(causal: bool, tiles: N
     logits = torch.randn(2, 40)
     limit = 2**31 - 1  # every key would be dropped
     for keys in (3, 40):
-        hard = prepare.drop_table(torch.tensor(5), limit, keys)
+        hard = prepare.drop_table(Stream(torch.tensor(5)), limit, keys)
         cuts = found(logits[:, :keys], 5, rows=keys, hard=hard, spare=True, causal=causal)
         seen = torch.arange(1, keys + 1) if causal else torch.full((keys,), keys)
         assert torch.equal(cuts == torch.inf, (seen <= 5).expand(2, keys))

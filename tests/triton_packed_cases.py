@@ -12,6 +12,8 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from attemper.kernels.attention.packed import parts
+from attemper.kernels.attention.prepare import drop_table
+from attemper.ops.stream import Stream
 from triton_steps import step_of
 
 PACKED, SEPARATE = "attemper::packed_attention", "attemper::fused_attention"
@@ -84,7 +86,7 @@ def test_blurred_keys_are_no_part_of_the_projection() -> None:
 @pytest.mark.parametrize("dropped", [False, True])
 def test_in_one_piece_or_three_the_bits_are_the_same(dropped: bool) -> None:
     qkv = torch.randn(2, 37, 3 * 2 * 16, requires_grad=True)
-    table = torch.ops.attemper.drop_table(torch.tensor(5), None, 0, 37) if dropped else None
+    table = drop_table(Stream(torch.tensor(5)), 0, 37) if dropped else None
     dout = torch.randn(2, 2, 37, 16)
     one = torch.ops.attemper.packed_attention(qkv, 2, None, table, 0.25, False)[0]
     three = torch.ops.attemper.fused_attention(*parts(qkv, 2), None, table, 0.25, False)[0]
@@ -94,5 +96,5 @@ def test_in_one_piece_or_three_the_bits_are_the_same(dropped: bool) -> None:
 
 def test_opcheck_of_the_operator() -> None:
     qkv = torch.randn(1, 17, 3 * 2 * 16, requires_grad=True)
-    table = torch.ops.attemper.drop_table(torch.tensor(5), None, 0, 17)
+    table = drop_table(Stream(torch.tensor(5)), 0, 17)
     torch.library.opcheck(torch.ops.attemper.packed_attention, (qkv, 2, None, table, 0.25, False))

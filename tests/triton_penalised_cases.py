@@ -17,6 +17,7 @@ from attemper.kernels.attention.penalised import with_squares
 from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import DropKey
 from attemper.ops.call import make_call
+from attemper.ops.stream import Source
 from triton_steps import step_of
 
 PENALISED = "attemper::penalised_attention"
@@ -64,7 +65,7 @@ def test_gradients_are_those_of_the_formulas(
     given = [x.requires_grad_() for x in (qkv, bias) if x is not None]
     exact = [x.detach().double().requires_grad_() for x in given]
     methods = (DropKey(0.3),) if dropped else ()
-    call = make_call(*parts(qkv, heads), None, causal, None, methods, torch.tensor(7), qkv)
+    call = make_call(*parts(qkv, heads), None, causal, None, methods, Source(torch.tensor(7)), qkv)
     assert triton_attention.squares(call, weights) == tuple(weights)
     out, squares = triton_attention.attention_and_squares(call, bias, tuple(weights))
     total = (out * dout).sum() + sum(weight * squares[name] for name, weight in weights.items())

@@ -58,7 +58,8 @@ def test_hard_masking(others: tuple[Perturbation, ...], fill: str) -> None:
 
 def test_logits_far_below_zero_leave_no_trace_beyond_the_last_key() -> None:
     q, k, v = make(1, 1, 65, 65, 16)
-    check(((q.detach() - 20).requires_grad_(), (k.detach() + 20).requires_grad_(), v), 0.1, tolerance=1e-5)
+    # Near −1600 a float32 logit has three to four decimals left, in the reference too.
+    check(((q.detach() - 20).requires_grad_(), (k.detach() + 20).requires_grad_(), v), 0.1, tolerance=2e-4)
 
 
 def test_shared_keys_of_which_the_last_is_there_or_not(always_whole: list[int]) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper import errors, methods
+    from attemper.integrations import flex
     from attemper.methods.registry import list_methods
     from attemper.ops.dispatch import attention, implementations
-    from attemper.ops.stream import keep_mask
+    from attemper.ops.merging import merge_parts
+    from attemper.ops.stream import Offsets, keep_mask
     from attemper.probes import diagnose
     from attemper.recipe import parse, render
     from attemper.tempering import Tempered, apply, load
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Tempered", "apply", "attention", "diagnose", "errors", "implementations", "keep_mask", "list_methods", "load",
-    "methods", "parse", "render",
+    "Offsets", "Tempered", "apply", "attention", "diagnose", "errors", "flex", "implementations", "keep_mask",
+    "list_methods", "load", "merge_parts", "methods", "parse", "render",
 ]  # fmt: skip
 
 HOMES = {
+    "Offsets": "attemper.ops.stream",
     "Tempered": "attemper.tempering",
     "apply": "attemper.tempering",
     "attention": "attemper.ops.dispatch",
@@ -30,19 +33,26 @@ HOMES = {
     "keep_mask": "attemper.ops.stream",
     "list_methods": "attemper.methods.registry",
     "load": "attemper.tempering",
+    "merge_parts": "attemper.ops.merging",
     "parse": "attemper.recipe",
     "render": "attemper.recipe",
 }
 """Where a public name lives: it is loaded when it is first asked for, so that nothing waits for torch without need."""
 
-ROOMS = ("errors", "files", "kernels", "methods", "ops", "probes", "recipe", "sites", "tempering")
+ROOMS = {
+    name: f"attemper.{name}"
+    for name in (
+        "errors", "files", "integrations", "kernels", "methods", "ops", "probes", "recipe", "sites", "tempering",
+    )
+} | {"flex": "attemper.integrations.flex"}  # fmt: skip
+"""Modules that are attributes of the package, loaded in the same way."""
 
 
 def __getattr__(name: str) -> Any:
     if name in HOMES:
         value = getattr(importlib.import_module(HOMES[name]), name)
     elif name in ROOMS:
-        value = importlib.import_module(f"attemper.{name}")
+        value = importlib.import_module(ROOMS[name])
     else:
         raise AttributeError(f"module 'attemper' has no attribute '{name}'")
     globals()[name] = value

@@ -47,6 +47,10 @@ class UnsupportedError(AttemperError, ValueError):
     """An implementation that was asked for by name cannot serve the call."""
 
 
+class MeshError(AttemperError, RuntimeError):
+    """How processes share a batch or a model is not understood, or not what the recipe can be computed on."""
+
+
 class UnmetError(AttemperError, RuntimeError):
     """A tempered module ran in training mode and computed no attention that Attemper could reach."""
 

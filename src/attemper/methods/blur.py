@@ -31,7 +31,7 @@ from attemper.methods.learning import ENTROPY, bounded, unbounded
 from attemper.methods.rates import Moment, Timed
 from attemper.ops import fused
 from attemper.ops.perturbation import Perturbation, Stage
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Stream, causal_mask
 
 FAINT = 1e-18
 """A padded key whose real neighbours weigh less than this altogether has none. It would divide by nearly nothing."""
@@ -235,6 +235,10 @@ class Blur(Timed, Perturbation, Learnable):
             raise ParameterError("blur(learn) learns sigma in a tempered model (attemper.apply); here is no parameter")
         return self.sigma
 
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """The width σ of a call: 0-dim, float64."""
+        return stream.uniform() * self._width
+
     def _taps(self, x: Tensor, causal: bool, stream: Stream) -> Tensor:
         self._check_order(causal)
         return gaussian(stream.uniform() * self._width, self.w, causal).to(x.dtype)
@@ -251,7 +255,7 @@ class Blur(Timed, Perturbation, Learnable):
             self._check_order(causal)
             grid = () if self.grid == "raster" else self._image(k.shape[-2])
             row = None if real is None else real.squeeze(-2)
-            return fused.keys.blur_keys(k, stream.seed, stream.lane, self._width, self.w, causal, row, grid)
+            return fused.keys.blur_keys(k, stream, self._width, self.w, causal, row, grid)
         wide = k.to(torch.promote_types(k.dtype, torch.float32))
         column = None if real is None else real.transpose(-2, -1)
         return self._blur(wide, column, self._taps(wide, causal, stream)).to(k.dtype)
@@ -259,6 +263,6 @@ class Blur(Timed, Perturbation, Learnable):
     def perturb_content(self, content: Tensor, allowed: Tensor, causal: bool, stream: Stream) -> Tensor:
         allowed = allowed.expand(content.shape)
         if causal:
-            allowed = allowed & torch.ones(content.shape[-2:], dtype=torch.bool, device=content.device).tril()
+            allowed = allowed & causal_mask(content.shape[-2], content.shape[-1], stream.at, content.device)
         taps = self._taps(content, causal, stream)
         return self._blur(content[..., None], allowed[..., None], taps)[..., 0]

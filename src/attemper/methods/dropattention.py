@@ -86,12 +86,15 @@ class DropAttention(LearnableRate):
         if self.detach and self.rescale != "normalize":
             raise ParameterError("detach=true needs rescale=normalize: there is no row sum to detach otherwise")
 
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        return self.keep(shape, stream)
+
     def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """Which weights are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
         batch, heads, _, keys = shape
         if self.unit == "element":
             return stream.keep(shape, self.rate)
-        columns = (batch, heads, 1, keys)
+        columns, stream = (batch, heads, 1, keys), stream.for_all_queries()
         if self.w == 1:
             return stream.keep(columns, self.rate)
         if self.w > keys:
@@ -114,6 +117,9 @@ class DropAttention(LearnableRate):
     def drawn_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         batch, heads, queries, keys = shape
         return batch, heads, queries if self.unit == "element" else 1, keys
+
+    def drawn_from(self, stream: Stream) -> Stream:
+        return stream if self.unit == "element" else stream.for_all_queries()
 
     def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
         return super().soften_logits(logits, allowed, keep) if self._in_logits else logits
@@ -141,6 +147,9 @@ class DropAttention(LearnableRate):
     def independent_drop(self) -> float | None:
         drops_each = self._in_logits and self.unit == "element" and not self.learns
         return self.rate if drops_each else None
+
+    def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
+        return self.keep(shape, stream) if self._in_logits and not self.learns else None
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         if not self._in_logits:

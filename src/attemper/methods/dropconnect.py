@@ -1,6 +1,8 @@
 """DropConnect: drop weights instead of activations. Wan et al., ICML 2013."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -8,7 +10,7 @@ from torch import Tensor
 from attemper.methods.base import Paper
 from attemper.methods.kinds import WeightMap, inverted
 from attemper.methods.rates import Scheduled
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Offsets, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,10 @@ class DropConnect(Scheduled, WeightMap):
     paper: ClassVar[Paper] = Paper("Regularization of Neural Networks using DropConnect", "ICML 2013")
     stochastic: ClassVar[bool] = True
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """Which weights are kept: boolean, of the shape of the weight."""
+        stream = stream.placed(Offsets(query=stream.at.query, key=stream.at.key))  # of its first row and column
+        return stream.keep((1, 1, shape[0], math.prod(shape[1:])), self.p).view(tuple(shape))
+
     def map_weight(self, weight: Tensor, stream: Stream) -> Tensor:
-        rows, columns = weight.shape[0], weight[0].numel()
-        keep = stream.keep((1, 1, rows, columns), self.p).view(weight.shape)
-        return inverted(weight, keep, self.p)
+        return inverted(weight, self.drawn(weight.shape, stream), self.p)

@@ -19,7 +19,7 @@ from attemper.methods.learning import LearnableRate
 from attemper.methods.structure import seed_rate, structured_keep
 from attemper.ops import fused
 from attemper.ops.perturbation import DrawnKeys, drop_logits
-from attemper.ops.stream import Stream, threshold
+from attemper.ops.stream import Offsets, Stream, threshold
 
 
 def dropkey(logits: Tensor, keep: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -52,9 +52,10 @@ def draw_shared(stream: Stream, batch: int, heads: int, keys: int, p: float) -> 
     count = shared_count(keys, p)
     part = p * keys - math.floor(p * keys)
     always = count == 1 or part == 0
+    stream = stream.placed(Offsets(stream.at.sample, stream.at.head))
     if fused.keys.runs_on(stream.seed):
         limit = None if always else threshold(part)
-        order, rank, kept = fused.keys.draw_order(stream.seed, stream.lane, batch, heads, keys, count, limit)
+        order, rank, kept = fused.keys.draw_order(stream, batch, heads, keys, count, limit)
         return DrawnKeys(order, count, None if always else kept, rank)
     order = stream.scores(batch, heads, keys).argsort(dim=-1, stable=True)
     if always:
@@ -164,19 +165,27 @@ class DropKey(LearnableRate):
         drops_each = self.share == "none" and self.structure == "none" and not self.learns
         return self.rate if drops_each else None
 
+    def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
+        return None if self.learns else self.keep(shape, stream)
+
     def shared_count(self, keys: int) -> int | None:
         return shared_count(keys, self.rate) if self.share != "none" and self.structure == "none" else None
 
     def draw_keys(self, batch: int, heads: int, keys: int, stream: Stream) -> DrawnKeys:
-        return draw_shared(stream, batch, 1 if self.share == "heads" else heads, keys, self.rate)
+        if self.share == "heads":
+            return draw_shared(stream.for_all_heads(), batch, 1, keys, self.rate)
+        return draw_shared(stream, batch, heads, keys, self.rate)
+
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        return self.keep(shape, stream)
 
     def keep(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """Which keys are kept in a call of this (B, H, Nq, Nk): boolean, broadcastable to it."""
         batch, heads, queries, keys = shape
         if self.share == "heads":
-            heads = 1
+            heads, stream = 1, stream.for_all_heads()
         if self.share != "none":
-            queries = 1
+            queries, stream = 1, stream.for_all_queries()
         if self.structure != "none":
             return self._structured(batch, heads, queries, keys, stream)
         if self.share != "none":

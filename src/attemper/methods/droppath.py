@@ -1,6 +1,7 @@
 """DropPath (stochastic depth per sample): drop whole residual branches. Huang et al., ECCV 2016."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from attemper.methods.base import Paper, check_flag
 from attemper.methods.kinds import BranchMap, inverted
 from attemper.methods.rates import Scheduled
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Offsets, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,10 @@ class DropPath(Scheduled, BranchMap):
         super().__post_init__()
         check_flag("replace", self.replace)
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """Which samples keep the branch: boolean (B, 1, …)."""
+        keep = stream.placed(Offsets(stream.at.sample)).keep((shape[0], 1, 1, 1), self.p)
+        return keep.view(-1, *([1] * (len(shape) - 1)))
+
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
-        keep = stream.keep((branch.shape[0], 1, 1, 1), self.p)
-        return inverted(branch, keep.view(-1, *([1] * (branch.dim() - 1))), self.p)
+        return inverted(branch, self.drawn(branch.shape, stream), self.p)

@@ -1,6 +1,7 @@
 """Ordinary dropout on the MLP's hidden and output activations: the baseline beside which attention methods are put."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -36,6 +37,10 @@ class FeedForwardDropout(Scheduled, TokenMap):
     def positions(self) -> tuple[Position, ...]:
         return ("mlp_mid", "mlp_end")
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """Which activations are kept: boolean (B, N, C)."""
+        return elementwise_keep(shape, self.p, stream)
+
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         assert stream is not None
-        return inverted(x, elementwise_keep(x, self.p, stream), self.p)
+        return inverted(x, self.drawn(x.shape, stream), self.p)

@@ -108,15 +108,22 @@ class HardMask(LearnableRate):
         batch, heads, queries, keys = shape
         return batch, 1 if self.share == "heads" else heads, queries, keys
 
+    def drawn_from(self, stream: Stream) -> Stream:
+        return stream.for_all_heads() if self.share == "heads" else stream
+
     def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
         hit = largest(logits, self.count(logits.shape[-1]), allowed)
         if self.fill == "zero":
             return torch.where(hit, logits.masked_fill(~hit, 0.0) * keep.share, logits)  # −inf · 0 has no gradient
         return logits + keep.log.masked_fill(~hit | keep.lost(allowed, hit), 0.0)
 
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """Which logits would be kept if they were among the largest: boolean, broadcastable to (B, H, Nq, Nk)."""
+        return self.drawn_from(stream).keep(self.drawn_shape(shape), self.rate)
+
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         batch, heads, queries, keys = logits.shape
-        keep = stream.keep(self.drawn_shape((batch, heads, queries, keys)), self.rate)
+        keep = self.drawn((batch, heads, queries, keys), stream)
         hit = largest(logits, self.count(keys), allowed) & ~keep
         if self.fill == "zero":
             return logits.masked_fill(hit, 0.0), allowed

@@ -63,6 +63,10 @@ class TokenMap:
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         raise NotImplementedError
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """What it draws for tokens of this (B, N, C), broadcastable to them; unless said otherwise, which it keeps."""
+        return self.map_tokens(torch.ones(tuple(shape), device=stream.seed.device), Tokens(None), stream) != 0
+
 
 class PatchMap:
     """Maps the patches of images, (B, N, channels · height · width), before they are embedded; acts in both modes."""
@@ -80,6 +84,11 @@ class BlockMap:
     def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """What it draws for a block whose output has this shape; unless said otherwise, what it keeps of the output."""
+        after = torch.ones(tuple(shape), device=stream.seed.device)
+        return self.map_block(torch.zeros_like(after), after, stream) != 0
+
 
 class BranchMap:
     """Maps a residual branch (B, …) before it is added to the stream; acts in training."""
@@ -91,6 +100,10 @@ class BranchMap:
 
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
+
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """What it draws for a branch of this shape, broadcastable to it; unless said otherwise, what it keeps."""
+        return self.map_branch(torch.ones(tuple(shape), device=stream.seed.device), stream) != 0
 
 
 class SkipRemover:
@@ -106,6 +119,10 @@ class WeightMap:
 
     def map_weight(self, weight: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
+
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """What it draws for a weight of this shape, broadcastable to it; unless said otherwise, what it keeps."""
+        return self.map_weight(torch.ones(tuple(shape), device=stream.seed.device), stream) != 0
 
 
 @dataclass(frozen=True)
@@ -340,10 +357,10 @@ def tokens_mean(x: Tensor, real: Tensor | None) -> Tensor:
     return (x * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
 
 
-def elementwise_keep(x: Tensor, p: float, stream: Stream) -> Tensor:
-    """Boolean of the shape of x (B, N, C), each entry drawn by itself."""
-    batch, tokens, channels = x.shape
-    return stream.keep((batch, 1, tokens, channels), p).squeeze(1)
+def elementwise_keep(shape: Sequence[int], p: float, stream: Stream) -> Tensor:
+    """Boolean of this shape (B, N, C), each drawn by itself; tokens are numbered as queries, channels as keys."""
+    batch, tokens, channels = shape
+    return stream.for_all_heads().keep((batch, 1, tokens, channels), p).squeeze(1)
 
 
 def inverted(x: Tensor, keep: Tensor, p: float) -> Tensor:

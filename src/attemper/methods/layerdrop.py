@@ -1,6 +1,7 @@
 """LayerDrop: skip whole blocks in training. Fan et al., ICLR 2020."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from attemper.methods.base import Paper
 from attemper.methods.kinds import BlockMap
 from attemper.methods.rates import Scheduled
-from attemper.ops.stream import Stream
+from attemper.ops.stream import NOWHERE, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,5 +27,9 @@ class LayerDrop(Scheduled, BlockMap):
     paper: ClassVar[Paper] = Paper("Reducing Transformer Depth on Demand with Structured Dropout", "ICLR 2020")
     stochastic: ClassVar[bool] = True
 
+    def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
+        """Whether the block is kept: boolean, 0-dim."""
+        return stream.placed(NOWHERE).keep((1, 1, 1, 1), self.p).view(())
+
     def map_block(self, before: Tensor, after: Tensor, stream: Stream) -> Tensor:
-        return torch.where(stream.keep((1, 1, 1, 1), self.p).view(()), after, before)
+        return torch.where(self.drawn(after.shape, stream), after, before)

@@ -23,7 +23,7 @@ from attemper.methods.base import Place, check_choice, check_number
 from attemper.methods.kinds import Learnable
 from attemper.methods.rates import Scheduled
 from attemper.ops.perturbation import Perturbation, Stage
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Offsets, Stream
 
 LEAST, MOST = 1e-6, 0.9
 """The bounds of a learnt rate."""
@@ -124,16 +124,29 @@ class SoftDrop(Perturbation):
         method = self.method.fitted(keys)
         return self if method is self.method else dataclasses.replace(self, method=method)
 
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """The share of every entry that is kept: float32, broadcastable to (B, H, Nq, Nk)."""
+        return self.keep(torch.empty(shape, device=stream.seed.device), stream).share
+
     def keep(self, like: Tensor, stream: Stream) -> SoftKeep:
         """What is kept of logits or weights (B, H, Nq, Nk)."""
         batch, heads, queries, keys = like.shape
-        if self.rate.dim() and self.rate.shape[0] != heads:
+        rate = self._rate_of(heads, stream.at)
+        drawn = self.method.drawn_shape((batch, heads, queries, keys))
+        drop = soft_drop(self.method.drawn_from(stream), drawn, rate, like)
+        rate = rate.view(-1, 1, 1) if rate.dim() else rate
+        return SoftKeep(F.logsigmoid(-drop), drop.detach() > 0, rate.to(like.dtype))
+
+    def _rate_of(self, heads: int, at: Offsets) -> Tensor:
+        """The rate, or those of the heads of a call, which may be a part of all heads."""
+        if self.rate.dim() == 0:
+            return self.rate
+        rates = self.rate[at.head : at.head + heads] if self.rate.shape[0] == at.heads else self.rate
+        if rates.shape[0] != heads:
             raise ParameterError(
                 f"each=head gave {self.method.name} {self.rate.shape[0]} rates, and this attention has {heads} heads"
             )
-        drop = soft_drop(stream, self.method.drawn_shape((batch, heads, queries, keys)), self.rate, like)
-        rate = self.rate.view(-1, 1, 1) if self.rate.dim() else self.rate
-        return SoftKeep(F.logsigmoid(-drop), drop.detach() > 0, rate.to(like.dtype))
+        return rates
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         return self.method.soften_logits(logits, allowed, self.keep(logits, stream)), allowed
@@ -244,6 +257,10 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
     def drawn_shape(self, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         """How many numbers are drawn in a call of this (B, H, Nq, Nk)."""
         return shape
+
+    def drawn_from(self, stream: Stream) -> Stream:
+        """Where these numbers come from, in a call that is a part of a larger one, too."""
+        return stream
 
     def soften_logits(self, logits: Tensor, allowed: Tensor | None, keep: SoftKeep) -> Tensor:
         """Logits of which a share is dropped; those of a row that would lose all of its keys stay."""

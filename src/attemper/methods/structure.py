@@ -78,5 +78,5 @@ def structured_keep(
 
 
 def _draw_seeds(stream: Stream, shape: tuple[int, int, int], rows: int, columns: int, rate: float) -> Tensor:
-    keep = stream.keep((*shape, rows * columns), rate)
+    keep = stream.placed(stream.at._replace(key=0)).keep((*shape, rows * columns), rate)
     return (~keep).to(torch.float32).view(*shape, rows, columns)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
+from attemper.ops.documents import Documents
 from attemper.ops.perturbation import Perturbation
+from attemper.ops.stream import NOWHERE, Offsets, Source, causal_mask
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 OUT_OF_REACH = 64.0  # e⁻⁶⁴ ≈ 1.6e-28: such a key has no weight that any dtype of a network could tell from zero
@@ -21,6 +23,8 @@ class Call:
     q: (B, H, Nq, e); k: (B, H_kv, Nk, e); v: (B, H_kv, Nk, e_v), H a multiple of H_kv.
     attn_mask: boolean (True = may attend) or additive, broadcastable to (B, H, Nq, Nk).
     packed: (B, N, 3 · H · e), of which q, k and v may be views; None: nothing like it is known.
+    documents: which tokens belong together, where q, k and v hold several documents, and B is 1; None: they hold none.
+    with_lse: whether the log-sum-exps of the rows are wanted, too.
     """
 
     q: Tensor
@@ -30,13 +34,35 @@ class Call:
     is_causal: bool
     scale: float
     methods: tuple[Perturbation, ...]
-    seed: Tensor | None
+    source: Source | None
     packed: Tensor | None = None
+    documents: Documents | None = None
+    with_lse: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, Nq, Nk), the shape of the logits."""
         return self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2]
+
+    @property
+    def at(self) -> Offsets:
+        """Where the call stands in a larger one."""
+        return NOWHERE if self.source is None else self.source.at
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether its rows are parts: it has some of their keys, and a row may lose all of these."""
+        return self.at.splits_rows(self.k.shape[2])
+
+    @property
+    def mask_and_causal(self) -> tuple[Tensor | None, bool]:
+        """The mask, and whether query i sees keys 0 … i only, by its place in this call.
+
+        Where the call is a part of a larger one, of which queries and keys begin at different places, the mask says it.
+        """
+        if not self.is_causal or self.at.query == self.at.key:
+            return self.attn_mask, self.is_causal
+        return without_future(self.attn_mask, *self.shape[2:], self.at, self.q.device), False
 
     @property
     def differs_between_queries(self) -> bool:
@@ -77,6 +103,14 @@ def reachable(additive: Tensor) -> Tensor:
     return (additive > top - OUT_OF_REACH) & (additive > -torch.inf)
 
 
+def without_future(mask: Tensor | None, queries: int, keys: int, at: Offsets, device: torch.device) -> Tensor:
+    """A mask that also hides from every query what comes after it, broadcastable to (B, H, queries, keys)."""
+    causal = causal_mask(queries, keys, at, device)
+    if mask is None:
+        return causal
+    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
+
+
 def _hides_nothing(additive: Tensor) -> bool:
     """Whether an additive mask is known to leave every key in reach of every query."""
     if torch.compiler.is_compiling() or additive.device.type != "cpu":
@@ -95,13 +129,30 @@ def make_call(
     is_causal: bool,
     scale: float | None,
     methods: Sequence[Perturbation],
-    seed: Tensor | None,
+    source: Source | None,
     packed: Tensor | None = None,
+    documents: Documents | None = None,
+    with_lse: bool = False,
 ) -> Call:
     """Check shapes, dtypes, devices and methods; raise an error that names what was given and what would be right."""
     _check_tensors(q, k, v)
     if attn_mask is not None:
         _check_mask(attn_mask, q, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    if documents is not None and attn_mask is not None:
+        raise ParameterError(
+            "attn_mask cannot be given with cu_seqlens: the documents say who sees whom; see is_causal"
+        )
+    if documents is not None and with_lse:
+        raise ParameterError("return_lse cannot be given with cu_seqlens: the rows of documents are whole")
+    methods = checked_methods(methods)
+    if source is not None:
+        check_part(source.at, q.shape[1], k.shape[2], methods)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return Call(q, k, v, attn_mask, is_causal, scale, methods, source, packed, documents, with_lse)
+
+
+def checked_methods(methods: Sequence[Perturbation] | Perturbation) -> tuple[Perturbation, ...]:
+    """The methods of one call, each of which acts on attention and has one rate; raise otherwise."""
     methods = (methods,) if isinstance(methods, Perturbation) else tuple(methods)
     for method in methods:
         if not isinstance(method, Perturbation):
@@ -113,8 +164,12 @@ def make_call(
             raise ParameterError(
                 f"{method} acts in a part of training, and one call knows of no training; leave out until, start, ramp"
             )
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return Call(q, k, v, attn_mask, is_causal, scale, methods, seed, packed)
+    return methods
+
+
+def refuse_documents(call: Call) -> str | None:
+    """Why an implementation that knows of no documents cannot serve this call, or None."""
+    return None if call.documents is None else "knows of no packed documents (cu_seqlens)"
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -141,6 +196,22 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ParameterError(f"the heads of q must be a multiple of those of k and v, got {shapes}")
     if k.shape[2] == 0:
         raise ParameterError(f"attention needs at least one key, got {shapes}")
+
+
+def check_part(at: Offsets, heads: int, keys: int, methods: Sequence[Perturbation]) -> None:
+    """Whether methods can act on a part of a larger call, which has this many heads and keys."""
+    if at.heads and at.head + heads > at.heads:
+        raise ParameterError(f"at.heads is {at.heads}, and this call has the heads {at.head} to {at.head + heads - 1}")
+    if at.keys and at.key + keys > at.keys:
+        raise ParameterError(f"at.keys is {at.keys}, and this call has the keys {at.key} to {at.key + keys - 1}")
+    if not at.splits_rows(keys):
+        return
+    for method in methods:
+        if not method.acts_on_single_keys:
+            raise ParameterError(
+                f"{method} needs whole rows of keys, and this call has the keys {at.key} to {at.key + keys - 1} of "
+                f"them (at.key, at.keys): give it all keys, or split over samples, heads or queries instead"
+            )
 
 
 def _check_mask(mask: Tensor, q: Tensor, shape: tuple[int, int, int, int]) -> None:

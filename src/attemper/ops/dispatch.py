@@ -2,23 +2,26 @@
 
 An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
 and `attention(call)` serves it. One that can take sums of squares along has two more: `squares(call, wanted)`, which of
-them, and `attention_and_squares(call, bias, names)`. It never imports another one. To add one, write the module, list
-it here, and put it into the table of `choice.py` above everything that it beats.
+them, and `attention_and_squares(call, bias, names)`. One that gives log-sum-exps has `attention_and_lse(call)`. None
+imports another one. To add one, write the module, list it here, and put it into the table of `choice.py` above
+everything that it beats.
 """
 
 import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Literal, overload
 
 from torch import Tensor
 
 from attemper.errors import ParameterError, UnsupportedError, suggestion
 from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_short, preference
+from attemper.ops.documents import Documents, make_documents
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seeds import seed_tensor
+from attemper.ops.stream import NOWHERE, Offsets, Source, checked
 
 IMPLEMENTATIONS: dict[str, ModuleType] = {
     name: importlib.import_module(module)  # by name: nothing here depends on a kernel
@@ -48,6 +51,7 @@ class Verdict:
     """Why `auto` picks it; empty where it does not."""
 
 
+@overload
 def attention(
     q: Tensor,
     k: Tensor,
@@ -58,17 +62,66 @@ def attention(
     scale: float | None = None,
     methods: Sequence[Perturbation] | Perturbation = (),
     seed: int | Tensor | None = None,
+    at: Offsets | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: Literal[False] = False,
     impl: Impl = "auto",
-) -> Tensor:
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+    seed: int | Tensor | None = None,
+    at: Offsets | None = None,
+    return_lse: Literal[True],
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    methods: Sequence[Perturbation] | Perturbation = (),
+    seed: int | Tensor | None = None,
+    at: Offsets | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: bool = False,
+    impl: Impl = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot-product attention with methods applied inside. Returns (B, H, Nq, e_v).
 
     q: (B, H, Nq, e).
     k, v: (B, H_kv, Nk, e) and (B, H_kv, Nk, e_v); H must be a multiple of H_kv (grouped-query heads).
     attn_mask: broadcastable to (B, H, Nq, Nk); boolean (True = may attend) or added to the logits.
-    is_causal: query i sees keys 0 … i only. May be combined with attn_mask.
+    is_causal: query i sees keys 0 … i only, both numbered as in the larger call where there is one (see at). May be
+        combined with attn_mask.
     scale: 1/√e unless given.
     methods: what acts in this call, such as `[DropKey(0.1)]`. There is no training mode here: they always act.
     seed: an int or a 0-dim int64 tensor; drawn from torch's generator where None.
+    at: where this call stands in a larger one of which it is a part, for code that splits attention over devices: the
+        numbers of its first sample, head, query and key. It needs a seed, the same for all parts. A call that has a
+        part of the keys (`at.key`, `at.keys`) leaves a row that loses all of them without any: its output is zeros.
+    cu_seqlens: (D + 1,) int32 or int64, where each of D documents begins among the tokens, and the end: B is 1, and a
+        document attends to itself alone, as in a call of its own with at=Offsets(sample=d): its masks are those, and
+        is_causal is within it. What is dropped independently is the same in the padded batch of these documents.
+    cu_seqlens_k: the same for the keys, where documents have other numbers of keys than of queries.
+    return_lse: return (out, lse). lse: (B, H, Nq), log Σ exp(logit) over the keys that are left of a row, −inf where
+        none is; float32, or float64 for float64 inputs; differentiable. `attemper.merge_parts` merges parts by it.
     impl: "auto" takes the fastest implementation that can serve the call; a name is obeyed or refused.
 
     >>> import torch
@@ -77,9 +130,25 @@ def attention(
     >>> attention(q, k, v, methods=[DropKey(0.1)], seed=0).shape
     torch.Size([2, 3, 17, 8])
     """
-    seeded = None if seed is None else seed_tensor(seed, q.device)
-    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, seeded)  # type: ignore[arg-type]
-    return attend(call, impl)
+    if at is not None and seed is None:
+        raise ParameterError("at= needs a seed, the same for all parts of a call; without one each would draw its own")
+    source = None if seed is None else Source(seed_tensor(seed, q.device), at=checked(at or NOWHERE))
+    documents = _documents(q, k, cu_seqlens, cu_seqlens_k, at or NOWHERE)
+    call = make_call(
+        q, k, v, attn_mask, is_causal, scale, methods, source, None, documents, return_lse  # type: ignore[arg-type]
+    )  # fmt: skip
+    if not return_lse:
+        return attend(call, impl)
+    out, lse = choose(call, impl).attention_and_lse(call)
+    return out, lse
+
+
+def _documents(
+    q: Tensor, k: Tensor, cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, at: Offsets
+) -> Documents | None:
+    if not q.dim() == k.dim() == 4:
+        return None  # which `make_call` refuses
+    return make_documents(cu_seqlens, cu_seqlens_k, (q.shape[0], q.shape[2], k.shape[2]), at, q.device)
 
 
 def fastest_unperturbed(call: Call) -> Literal["auto", "triton"]:
@@ -120,19 +189,28 @@ def choose(call: Call, impl: str) -> ModuleType:
     if impl not in IMPLEMENTATIONS:
         known = ["auto", *IMPLEMENTATIONS]
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
-    reason = IMPLEMENTATIONS[impl].refuse(call)
+    reason = _refusal(impl, call)
     if reason is None:
         return IMPLEMENTATIONS[impl]
-    serving = [name for name, module in IMPLEMENTATIONS.items() if module.refuse(call) is None]
+    serving = [name for name in IMPLEMENTATIONS if _refusal(name, call) is None]
     raise UnsupportedError(
         f"impl='{impl}' cannot serve this call on {call.q.device}: {reason}. These can: {', '.join(serving)}."
     )
 
 
+def _refusal(name: str, call: Call) -> str | None:
+    """Why an implementation cannot serve a call, or None."""
+    module = IMPLEMENTATIONS[name]
+    if call.with_lse and not hasattr(module, "attention_and_lse"):
+        return "gives no log-sum-exps (return_lse)"
+    reason: str | None = module.refuse(call)
+    return reason
+
+
 def _picked(call: Call) -> tuple[str, str]:
     """The name of the implementation that `auto` takes, and why."""
     row = preference(call)
-    name = next(name for name in row.order if IMPLEMENTATIONS[name].refuse(call) is None)
+    name = next(name for name in row.order if _refusal(name, call) is None)
     before = row.order[: row.order.index(name)]
     if not before:
         return name, row.because
@@ -148,6 +226,9 @@ def implementations(
     is_causal: bool = False,
     scale: float | None = None,
     methods: Sequence[Perturbation] | Perturbation = (),
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: bool = False,
 ) -> list[Verdict]:
     """For each implementation, whether it can serve this call of `attention`, if not, why, and which one `auto` takes.
 
@@ -156,11 +237,14 @@ def implementations(
     >>> [(verdict.name, verdict.because) for verdict in implementations(q, k, v) if verdict.chosen]
     [('sdpa', "a call without methods is torch's own, bit for bit")]
     """
-    call = make_call(q, k, v, attn_mask, is_causal, scale, methods, None)  # type: ignore[arg-type]
+    documents = _documents(q, k, cu_seqlens, cu_seqlens_k, NOWHERE)
+    call = make_call(
+        q, k, v, attn_mask, is_causal, scale, methods, None, None, documents, return_lse  # type: ignore[arg-type]
+    )  # fmt: skip
     chosen, because = _picked(call)
     verdicts = []
-    for name, module in IMPLEMENTATIONS.items():
-        reason = module.refuse(call)
+    for name in IMPLEMENTATIONS:
+        reason = _refusal(name, call)
         picked = name == chosen
         verdicts.append(Verdict(name, reason is None, reason or "", picked, because if picked else ""))
     return verdicts

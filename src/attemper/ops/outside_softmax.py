@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from attemper.ops.call import Call
+from attemper.ops.documents import Documents, places
 from attemper.ops.perturbation import Drawn, Perturbation
 
 
@@ -41,3 +42,12 @@ def perturbed_heads(out: Tensor, drawn: Drawn) -> Tensor:
     for method, stream in drawn:
         out = method.perturb_heads(out, stream)
     return out
+
+
+def perturbed_document_heads(out: Tensor, drawn: Drawn, documents: Documents) -> Tensor:
+    """The same of packed documents, each of which is a sample: out (1, H, T, e_v)."""
+    if not any("heads" in method.stages for method, _ in drawn):
+        return out
+    scales = perturbed_heads(out.new_ones(documents.number, out.shape[1], 1, 1), drawn)[:, :, 0]
+    document, _ = places(documents.queries, out.shape[2])
+    return out * scales[document].transpose(0, 1)[None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Source, Stream
 
 Stage = Literal["keys", "logits", "weights", "heads"]
 
@@ -87,6 +87,17 @@ class Perturbation:
         """
         return None
 
+    def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
+        """Which keys are kept in a call of this (B, H, Nq, Nk), boolean and broadcastable to it, rows that lose all of
+        theirs included; if all that this does is to drop keys before softmax by `drop_logits`. None is anything else.
+        """
+        return None
+
+    @property
+    def acts_on_single_keys(self) -> bool:
+        """Whether what it does in a call with a part of the keys is a part of what it does in the call with all."""
+        return self.independent_drop is not None or set(self.stages) <= {"heads"}
+
     @property
     def seeks_grid(self) -> bool:
         """Whether it acts on the image grid of the keys, and the recipe leaves it to the model to tell."""
@@ -115,6 +126,14 @@ class Perturbation:
         `draw_keys` then says which. Fused implementations may gather them; None is anything else.
         """
         return None
+
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        """What it draws in a call of this (B, H, Nq, Nk), broadcastable to it.
+
+        Unless said otherwise, which weights it keeps where all logits are equal: boolean, True = kept.
+        """
+        logits, allowed = self.perturb_logits(torch.zeros(shape, device=stream.seed.device), None, stream)
+        return self.perturb_heads(self.perturb_weights(logits.softmax(-1), allowed, stream), stream) != 0
 
     def draw_keys(self, batch: int, heads: int, keys: int, stream: Stream) -> DrawnKeys:
         """The keys that all queries of a head share; only asked where `shared_count` gives a number."""
@@ -147,12 +166,12 @@ class Perturbation:
 Drawn = list[tuple[Perturbation, Stream]]
 
 
-def draw(methods: Sequence[Perturbation], seed: Tensor | None, like: Tensor) -> Drawn:
+def draw(methods: Sequence[Perturbation], source: Source | None, like: Tensor) -> Drawn:
     """Each method with its lane of the call's stream, in the order in which they act."""
     if not methods:
         return []
-    start = draw_seed(like) if seed is None else seed
-    drawn = [(method, Stream(start, lane)) for lane, method in enumerate(methods)]
+    source = Source(draw_seed(like)) if source is None else source
+    drawn = [(method, source.stream(lane)) for lane, method in enumerate(methods)]
     return sorted(drawn, key=lambda pair: pair[0].order)
 
 
@@ -161,6 +180,7 @@ class WeightDropout(Perturbation):
     """Ordinary dropout of attention weights: what a model's own `dropout_p` does."""
 
     p: float
+    name: ClassVar[str] = "dropout"
     order: ClassVar[int] = 1
     stages: ClassVar[tuple[Stage, ...]] = ("weights",)
 
@@ -168,9 +188,12 @@ class WeightDropout(Perturbation):
     def tells_heads(self) -> bool:
         return False
 
+    def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
+        return stream.keep(shape, self.p)
+
     def perturb_weights(self, weights: Tensor, allowed: Tensor | None, stream: Stream) -> Tensor:
         batch, heads, queries, keys = weights.shape
-        return inverted_weights(weights, stream.keep((batch, heads, queries, keys), self.p), self.p, allowed)
+        return inverted_weights(weights, self.drawn((batch, heads, queries, keys), stream), self.p, allowed)
 
 
 def inverted_weights(weights: Tensor, keep: Tensor, p: float, allowed: Tensor | None = None) -> Tensor:

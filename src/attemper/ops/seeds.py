@@ -1,24 +1,64 @@
 """Where seeds come from: one 64-bit draw from torch's generator, on the device where it is used.
 
 The draw is an operator of its own because compilers replace torch's random functions by their own. Its tag,
-`nondeterministic_seeded`, keeps a compiler from merging two draws and from drawing again where it recomputes a
-checkpointed block: there the state of the generator is saved and put back. Only a draw whose result nobody uses may be
-removed, and none of ours is.
+`nondeterministic_seeded`, keeps a compiler from merging two draws, and from drawing again where it recomputes. Only a
+draw whose result nobody uses may be removed, and none of ours is.
+
+A draw inside of an activation checkpoint is noted, and found again when the checkpoint is computed again: the state of
+the generator need not be saved for it.
 """
 
-from typing import Any
+import functools
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-RANK_STEP = 0x2545F4914F6CDD1D  # odd, so that different ranks never share a seed
+from attemper.ops.regions import Drawn, may_repeat, note_of, noted, regions
 
 
 def _draw(after: Tensor | None = None, *, device: torch.device) -> Tensor:
-    seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        seed = seed + ((torch.distributed.get_rank() * RANK_STEP + 2**63) % 2**64 - 2**63)
-    return seed
+    if device.type == "meta" or not may_repeat():
+        return _fresh(device)
+    enclosing = regions()
+    drawn = _drawn_before(enclosing.pop().holder, device) if enclosing and enclosing[-1].again else None
+    if drawn is None:
+        if not enclosing:
+            return _fresh(device)
+        drawn = Drawn(state=_generator_state(device), seed=_fresh(device))
+    for region in enclosing:
+        noted(region.holder).seeds.append(drawn)
+    return drawn.seed.clone()  # compiled code may write over its own
+
+
+def _fresh(device: torch.device) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+
+
+def _drawn_before(holder: Any, device: torch.device) -> Drawn | None:
+    """What a region that is computed again drew at this point; None: it drew nothing then."""
+    note = note_of(holder)
+    if note is None:
+        return None
+    note.begin()
+    if note.taken == len(note.seeds):
+        return None
+    drawn = note.seeds[note.taken]
+    note.taken += 1
+    if drawn.state is not None and drawn.state == _generator_state(device):
+        _fresh(device)  # somebody put the generator back: whatever else draws from it must find it as it was
+    return drawn
+
+
+def _generator_state(device: torch.device) -> Any:
+    """Something that is equal only where the generator of a device is in the same state; None: not known."""
+    if device.type == "cpu":
+        return torch.get_rng_state().numpy().tobytes()
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        return generator.initial_seed(), generator.get_offset()
+    return None
 
 
 def _draw_fake(after: Tensor | None = None, *, device: torch.device) -> Tensor:
@@ -48,13 +88,30 @@ def _draw_mapped(
 torch.library.register_vmap("attemper::draw_seed", _draw_mapped)
 
 
+@functools.cache
+def _know_sharding() -> None:
+    """Let DTensors know that a draw comes to a whole seed, however what it comes after is placed."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @register_sharding(torch.ops.attemper.draw_seed.default)  # type: ignore[untyped-decorator]
+    def placements(after: Any, *, device: torch.device) -> list[tuple[list[Any], list[Any]]]:
+        shards: list[Any] = [Shard(axis) for axis in range(after.ndim)]
+        return [([Replicate()], [each, None]) for each in (Replicate(), Partial(), *shards)]
+
+
 def draw_seed(where: torch.device | Tensor) -> Tensor:
-    """A fresh 0-dim int64 seed from the default generator of a device; distributed ranks get different ones.
+    """A fresh 0-dim int64 seed from the default generator of a device.
 
     where: the device, or a tensor on it. Under a compiler, which may move operators that do not depend on each other,
         a tensor keeps the draws of successive layers in their order: the draw then comes after it.
     """
     seed: Tensor
+    if type(where).__name__ == "DTensor":  # the class is expensive to import, and then nobody has one
+        _know_sharding()
+        placed: Any = torch.ops.attemper.draw_seed(cast(Tensor, where).detach(), device=cast(Tensor, where).device)
+        seed = placed.to_local()
+        return seed
     if isinstance(where, Tensor):
         seed = torch.ops.attemper.draw_seed(where.detach(), device=where.device)
     else:

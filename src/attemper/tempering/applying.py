@@ -1,6 +1,9 @@
 """`attemper.apply`: puts methods on the sites of a model."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,11 +25,15 @@ from attemper.sites import find_sites
 from attemper.sites.targets import Targets, read_targets
 from attemper.tempering.handle import PREFIX, Tempered
 from attemper.tempering.looking import look_at
+from attemper.tempering.mesh import Locator, read_mesh
 from attemper.tempering.penalties import Control
 from attemper.tempering.placement import Plan, make_plan
 from attemper.tempering.pretrained import notes, warn_of_other_recipe
 from attemper.tempering.subclassing import add_action, is_tempered, override, state_of
 from attemper.tempering.trial import read_masks, try_out
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def apply(
@@ -37,6 +44,7 @@ def apply(
     impl: str = "auto",
     auto_penalty: bool = False,
     partial: bool = False,
+    mesh: DeviceMesh | Mapping[str, DeviceMesh] | None = None,
 ) -> Tempered:
     """Temper a model in place. `remove()` undoes everything.
 
@@ -53,6 +61,9 @@ def apply(
     auto_penalty: add the gradient of every penalty inside backward, for training loops that cannot be changed.
     partial: accept that a method does not reach everything, as long as it acts somewhere: attention that no site
         covers, blocks that cannot be skipped, modules that a training pass does not run. Otherwise an error names them.
+    mesh: how processes share the batch and the model: a DeviceMesh whose dimensions have names such as "dp", "tp" and
+        "cp", or one mesh for each role, {"data": …, "tensor": …, "context": …}. Not needed for DDP, FSDP and
+        `parallelize_module`, whose parameters tell.
 
     >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     >>> model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -73,7 +84,8 @@ def apply(
         )
     sites = find_sites(model, targets, look_at(model) if methods else None)
     options = {"targets": read_targets(targets), "impl": impl, "auto_penalty": auto_penalty, "partial": partial}
-    control = Control(methods, sites.left_alone, auto_penalty, partial=partial, options=options)
+    locator = Locator(None if mesh is None else read_mesh(mesh), model)
+    control = Control(methods, sites.left_alone, auto_penalty, partial=partial, locator=locator, options=options)
     plan = make_plan(model, methods, sites, control, impl)
     warn_of_other_recipe(model, control, len(sites.blocks))
     try:
@@ -82,7 +94,9 @@ def apply(
         if not error.outside:
             raise
         try:  # branches that blocks do not add may be added by what runs the blocks
-            control = Control(methods, sites.left_alone, auto_penalty, partial=partial, options=options)
+            control = Control(
+                methods, sites.left_alone, auto_penalty, partial=partial, locator=locator, options=options
+            )
             plan = make_plan(model, methods, sites, control, impl, outside=True)
             return _carry_out(model, plan, control, impl)
         except AttemperError:

@@ -10,16 +10,18 @@ from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import Learnable, WeightMap
 from attemper.ops.perturbation import Perturbation
+from attemper.ops.stream import Site
 from attemper.sites import Projections
 from attemper.sites.seen import counted
+from attemper.tempering.draws import Note
 from attemper.tempering.interception import AttentionInterceptor
-from attemper.tempering.key_grids import KeyGrids, watch_maps
+from attemper.tempering.key_grids import KeyGrids, on_grid, watch_maps
 from attemper.tempering.layers import Parameters
 from attemper.tempering.ledger import Entry
 from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
 from attemper.tempering.root import run_pass
-from attemper.tempering.subclassing import Action
+from attemper.tempering.subclassing import Action, site_of
 
 
 @dataclass
@@ -48,6 +50,8 @@ class AttentionAction(Action):
     """Whether the values were compared with what their projection gave; once is enough."""
     one_of_several: bool = False
     """Whether other attentions stand beside it in a list, as where each head is a module of its own."""
+    heads: int | None = None
+    """How many heads it has, where its attributes tell."""
     grids: KeyGrids | None = None
     """Where methods ask for the grid of the keys, and it is found while the model runs."""
     facts: Facts = field(default_factory=Facts)
@@ -57,12 +61,30 @@ class AttentionAction(Action):
     """Method → the name of its parameter."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
+    weight_site: Site = field(init=False, default_factory=Site)
+    """The same as `stream_site` for what is drawn for its projections."""
     packs: bool = field(init=False)
     """Whether one projection gives Q, K and V together."""
 
     def __post_init__(self) -> None:
         self.packs = self.projections is not None and self.projections.packed
         self._set_active()
+
+    def name_site(self) -> None:
+        self.stream_site = site_of(self.place.name)
+        self.weight_site = site_of(self.place.name, "weights")
+
+    def sites(self) -> dict[int, str]:
+        return {self.stream_site.word: self.place.name, self.weight_site.word: f"{self.place.name}:weights"}
+
+    def drawing(self, note: Note) -> tuple[Any, ...]:
+        if note.method:
+            return tuple(method for method in self.weight_maps if method.name == note.method)
+        batch, keys = note.shape[0], note.shape[3]
+        active = self.active
+        if note.maps is not None:
+            active = on_grid(active, self.control.methods, note.maps, batch, keys)
+        return (*(method.fitted(keys) for method in self.perturbing(active)), *note.own)
 
     def _set_active(self) -> None:
         self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
@@ -154,6 +176,7 @@ class AttentionAction(Action):
         if len(methods) == 0 or torch.compiler.is_compiling():
             return
         self.vain = None
+        heads = max(heads, self.heads or 0)  # a process may have a part of them
         asking = [cast(Method, m).name for m in methods if m.tells_heads and not m.needs_heads]
         if heads == 1 and self.one_of_several and asking:
             raise UnmetError(

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from attemper.errors import ParameterError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap
-from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Stream
 from attemper.tempering.branches import Branch
+from attemper.tempering.draws import calls_so_far, take_back
 from attemper.tempering.layers import Layout, TokenAction
+from attemper.tempering.parts import block_source, map_block
 from attemper.tempering.penalties import Control
 from attemper.tempering.residual import Residuals, first_tensor, tensors
 from attemper.tempering.skips import IN_FUNCTION, SkipAction, runs_in_function
-from attemper.tempering.subclassing import Action
+from attemper.tempering.subclassing import Action, site_of
 
 
 @dataclass
@@ -44,6 +44,12 @@ class BlockAction(Action):
     idle: tuple[str, ...] = ()
     """The attentions of the block that did not run in it when it was watched."""
 
+    def name_site(self) -> None:
+        self.stream_site = site_of(self.place.name, self.method.name)
+
+    def sites(self) -> dict[int, str]:
+        return {self.stream_site.word: self.place.name}
+
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
         if self.by_sums is not None:
@@ -66,7 +72,8 @@ class BlockAction(Action):
     def map(self, before: Tensor, out: Any) -> Any:
         """The block's output, its first tensor mapped."""
         after = cast(Tensor, first_tensor(out))
-        mapped = cast(BlockMap, self.method).map_block(before, after, Stream(draw_seed(after)))
+        drawn = block_source(self.control, self.stream_site, after, self.layout)
+        mapped = map_block(self.control, cast(BlockMap, self.method), before, after, drawn, self.layout)
         if isinstance(out, Tensor):
             return mapped
         if isinstance(out, dict):
@@ -83,6 +90,7 @@ class BlockAction(Action):
         inputs = tensors(args, kwargs)
         copies = [x.clone() for x in inputs]
         watch = Residuals(module, inputs, self.branches)
+        before = calls_so_far(self.control)
         with watch.noting_runs(module), watch:
             out = forward(*args, **kwargs)
         reason = watch.problem(out)
@@ -97,6 +105,7 @@ class BlockAction(Action):
             if watch.overwrites:
                 self.refuse(module, "adds to its input in place, and does more than that")
             self.by_sums = self.skip_action()
+            take_back(self.control, before)
             return self.by_sums.around(module, forward, args, kwargs)
         self.overwrites = watch.overwrites
         self.stream = number
@@ -121,7 +130,9 @@ class BlockAction(Action):
         return self.map(inputs[number], out)
 
     def skip_action(self) -> SkipAction:
-        return SkipAction(self.control, self.place, self.method, self.layout, self.branches)
+        action = SkipAction(self.control, self.place, self.method, self.layout, self.branches)
+        action.stream_site = self.stream_site
+        return action
 
     def refuse(self, module: nn.Module, reason: str) -> NoReturn:
         error = UnmetError(

@@ -13,6 +13,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import ConvolutionRecord, Penalty, WeightMap
 from attemper.sites.base import Slot
 from attemper.tempering.ledger import Entry
+from attemper.tempering.parts import refuse_parts
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action
@@ -108,6 +109,7 @@ class ConvolutionAction(Action):
         method = cast(Penalty, self.method)
         record = self.with_adapters(module, watch.records[0])
         for component, term in method.convolution_terms(record, self.place).items():
+            refuse_parts(self.control, self.method, self.place)
             self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, method.sums))
         return out
 

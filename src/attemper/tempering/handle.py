@@ -18,9 +18,10 @@ from attemper.methods.rates import Timed
 from attemper.recipe import describe
 from attemper.tempering.attention import AttentionAction
 from attemper.tempering.ledger import Entry, Ticket
+from attemper.tempering.offsets import Samples
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import Control, When
-from attemper.tempering.rates import Rates
+from attemper.tempering.replay import Replay
 from attemper.tempering.root import applied_by, total
 from attemper.tempering.saving import save
 from attemper.tempering.skips import OutsideAction
@@ -59,7 +60,7 @@ class PenaltyRow:
     """What it adds to the loss, its strength included."""
 
 
-class Tempered(Rates):
+class Tempered(Replay):
     """The handle to a tempered model."""
 
     def __init__(self, model: nn.Module, control: Control) -> None:
@@ -194,6 +195,23 @@ class Tempered(Rates):
         if not 0 < share <= 1:
             raise ParameterError(f"batch_share must be above 0 and at most 1; got {share!r}")
         self.control.batch_share = share
+
+    def samples(self, first: int | None, count: int = 0) -> None:
+        """Say which samples of the whole batch the next passes of this process have, where processes share a batch.
+
+        first: the number of the first of them in the whole batch; None takes back what was said.
+        count: how many there are.
+
+        Needed where processes have different numbers of samples. Otherwise process r of those that share the batch has
+        the samples from r · count on.
+        """
+        if first is None:
+            self.control.samples = None
+            return
+        for name, value, least in (("first", first, 0), ("count", count, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}")
+        self.control.samples = Samples(first, count)
 
     # ---------------------------------------------------------------------------------------------------- on and off
     @contextlib.contextmanager

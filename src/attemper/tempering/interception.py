@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import ConflictError, UnsupportedError
+from attemper.errors import ConflictError, MeshError, UnsupportedError
 from attemper.methods.kinds import Penalty
 from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_half
@@ -22,10 +22,14 @@ from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.precision import autocast_dtype
 from attemper.ops.reference import attention_weights
+from attemper.ops.stream import Source
 from attemper.tempering.axes import SOFTMAX, Arrangement, as_it_was, plain_arrangement, sorted_by_role
+from attemper.tempering.mesh import is_sharded
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
+from attemper.tempering.offsets import AttentionShape
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
+from attemper.tempering.shards import Held, hold_call
 from attemper.tempering.witness import note_padding
 from attemper.tempering.written import WrittenAttention
 
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 
 CONVOLUTIONS = (F.conv2d, torch.conv2d)
+SDPA = torch._C._nn.scaled_dot_product_attention
+"""`F.scaled_dot_product_attention`, also where somebody has put another function in its place, which calls this one."""
 
 
 class AttentionInterceptor(WrittenAttention):
@@ -43,10 +49,12 @@ class AttentionInterceptor(WrittenAttention):
         super().__init__(action, module)
         self.only_observes = len(self.methods) == 0 and len(self.maps) == 0 and action.impl == "auto"
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
+        self.held: Held | None = None
+        """While a call of DTensors is computed: which part of its queries this process has."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is SDPA:
             self.met += 1
             return self.sdpa(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -87,6 +95,8 @@ class AttentionInterceptor(WrittenAttention):
         enable_gqa: bool = False,
     ) -> Tensor:
         """The fused call. Takes (…, N, e) like the original; leading axes other than heads go into the batch."""
+        if is_sharded(query):
+            return self.sharded_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale)
         given = query, value
         dtype = autocast_dtype(query)
         if dtype is not None:
@@ -116,13 +126,48 @@ class AttentionInterceptor(WrittenAttention):
             )
             squares: dict[str, Tensor] = {}
         else:
-            packed = None if arrangement is not None else self.packed
-            out, squares = self.attend(make_call(query, key, value, attn_mask, is_causal, scale, methods, None, packed))
+            packed = None if arrangement is not None or is_sharded(self.packed) else self.packed
+            out, squares = self.attend(
+                make_call(
+                    query,
+                    key,
+                    value,
+                    attn_mask,
+                    is_causal,
+                    scale,
+                    methods,
+                    self.drawn(query, key, methods, is_causal),
+                    packed,
+                )
+            )
         self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
         out = out if arrangement is None else as_it_was(out, axes)
         if self.origins is not None:
             self.origins.note_attended(*given, out)
         return out
+
+    def sharded_sdpa(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+    ) -> Tensor:
+        """The fused call of DTensors: each process computes the samples and heads that it holds."""
+        held = hold_call(query, key, value, attn_mask)
+        if isinstance(held, str):
+            raise MeshError(
+                f"{self.action.place.where} computes attention on DTensors, and {held}. Where tokens are split, as "
+                "under torch's context_parallel, call attemper.attention(…, seed=…, at=…) yourself."
+            )
+        self.held = held.query
+        try:
+            return held.whole(self.sdpa(held.query.local, held.key, held.value, held.mask, dropout_p, is_causal, scale))
+        finally:
+            self.held = None
 
     def heads_of(self, query: Tensor) -> Arrangement | None:
         """Where samples and heads are in queries (…, Nq, e); None: (B, H, Nq, e)."""
@@ -162,11 +207,13 @@ class AttentionInterceptor(WrittenAttention):
                     f"impl='{action.impl}' gives no attention weights, and {action.place.where} is called with "
                     "need_weights=True. impl='reference' does, and so does 'auto'."
                 )
-            weights = attention_weights(make_call(q, k, v, mask, is_causal, None, methods, None))
+            drawn = self.drawn(q, k, methods, is_causal)
+            weights = attention_weights(make_call(q, k, v, mask, is_causal, None, methods, drawn))
             out = (weights @ v.to(weights.dtype)).to(q.dtype)
             weights = weights.to(q.dtype)
         else:
-            out, _ = self.attend(make_call(q, k, v, mask, is_causal, None, methods, None))
+            drawn = self.drawn(q, k, methods, is_causal)
+            out, _ = self.attend(make_call(q, k, v, mask, is_causal, None, methods, drawn))
         if self.penalties:
             self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, is_causal)
@@ -185,6 +232,12 @@ class AttentionInterceptor(WrittenAttention):
             self.note_multihead(call, projected)
             self.penalise(out, q, k, mask, hinted)
         return merge_heads(call, out, weights)
+
+    def drawn(self, q: Tensor, k: Tensor, methods: tuple[Perturbation, ...], is_causal: bool) -> Source | None:
+        """Where the streams of a call start. q: (B, H, Nq, e); k: (B, H_kv, Nk, e)."""
+        batch, heads, queries, width = q.shape
+        shape = AttentionShape(heads, queries, k.shape[2], width, is_causal)
+        return self.source(methods, batch, shape, q, self.held)
 
     def attend(self, call: Call) -> tuple[Tensor, dict[str, Tensor]]:
         """A fused call, and squares for penalties that it took along.

@@ -1,5 +1,7 @@
 """The grid of an attention's keys, read off while the model runs, for methods that act on the image."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,6 +90,10 @@ class SeenMaps:
     def note(self, func: Any, out: Any) -> None:
         if func in MAKES_MAPS and out.dim() == 4:
             self.sizes.append((int(out.shape[-2]), int(out.shape[-1])))
+
+    def copy(self) -> SeenMaps:
+        """The same at this point."""
+        return replace(self, sizes=list(self.sizes))
 
     def of_call(self, batch: int) -> list[Grid]:
         """Those that may be the grid of the keys: not where a sample's tokens are shared out between windows."""

@@ -1,5 +1,6 @@
 """What happens round the layers of MLPs, and where tokens enter a block."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
-from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Stream
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
+from attemper.tempering.draws import note, source
 from attemper.tempering.ledger import Entry
 from attemper.tempering.padding import padding_in_arguments
+from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
-from attemper.tempering.subclassing import Action, state_of
+from attemper.tempering.shards import hold
+from attemper.tempering.subclassing import Action, site_of, state_of
 from attemper.tempering.wrapped import addition, effective, is_outermost, mapped_product
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
@@ -65,6 +68,12 @@ class TokenAction(Action):
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
 
+    def name_site(self) -> None:
+        self.stream_site = site_of(self.place.name, self.method.name, self.side)
+
+    def sites(self) -> dict[int, str]:
+        return {self.stream_site.word: f"{self.place.name}:{self.side}"}
+
     def acts(self, training: bool) -> bool:
         if cast(TokenMap, self.method).always:
             return self.control.when != "never"
@@ -96,8 +105,8 @@ class TokenAction(Action):
             self.control.ledger.entry_padding = padding_in_arguments(self.masks, x, args, kwargs, layout)
             self.check_padding(self.control.ledger.entry_padding)
         if name is not None:
-            return forward(**{**kwargs, name: self.map(x)})
-        return forward(self.map(x), *args[1:], **kwargs)
+            return forward(**{**kwargs, name: self.map(x, module)})
+        return forward(self.map(x, module), *args[1:], **kwargs)
 
     def check_padding(self, real: Tensor | None) -> None:
         """Once: a mask after which a sample has no token left is one that the block means in another way."""
@@ -110,10 +119,23 @@ class TokenAction(Action):
                 f"means something else than {self.method.name} would read from it. Use batches without padding."
             )
 
-    def map(self, x: Tensor) -> Tensor:
+    def map(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+        """Map tokens, or the part of them that this process holds. layer: what they go into, if they do."""
+        method, layout = cast(TokenMap, self.method), self.layout_of(x)
+        axes = token_axes(x.dim(), layout)
+        parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
+        if method.mixes_tokens:
+            refuse_split_tokens(self.control, method, self.place, x)
+        held = hold(x, range(x.dim()) if parameter is not None else axes.tokens if method.mixes_tokens else ())
+        stream = None
+        if self.method.stochastic:
+            at = functools.partial(token_offsets, axes=axes, held=held, channels=getattr(layer, "in_features", 0))
+            stream = source(self.control, self.stream_site, held.local, held.rows(axes.sample), at).stream()
+        return held.whole(self.map_part(held.local, layout, parameter, stream))
+
+    def map_part(self, x: Tensor, layout: Layout, parameter: Tensor | None, stream: Stream | None) -> Tensor:
         """Bring x into (B, N, C), map it, and bring it back."""
         method = cast(TokenMap, self.method)
-        layout = self.layout_of(x)
         tokens = to_tokens(x, layout)
         ledger = self.control.ledger
         if method.mixes_tokens and not torch.compiler.is_compiling():
@@ -121,8 +143,8 @@ class TokenAction(Action):
         real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.told_by)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
-        parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
-        stream = Stream(draw_seed(x)) if self.method.stochastic else None
+        if stream is not None:
+            note(self.control, stream, tokens.shape)
         mapped = from_tokens(method.map_tokens(tokens, Tokens(real, parameter), stream), x, layout)
         if ledger.origins is not None and not torch.compiler.is_compiling():
             ledger.origins.carry(x, mapped)  # products of tokens inside of the method are no attention
@@ -162,6 +184,12 @@ class WeightAction(Action):
     method: Method
     slot: Slot | None = None
 
+    def name_site(self) -> None:
+        self.stream_site = site_of(self.place.name, self.method.name)
+
+    def sites(self) -> dict[int, str]:
+        return {self.stream_site.word: f"{self.place.name}:output_weights"}
+
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
 
@@ -173,16 +201,16 @@ class WeightAction(Action):
         added = addition(self.method.name, self.place.name, self.slot, module)
         weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
         if added is None:
-            return F.linear(x, self.map(weight, x), bias)
+            return F.linear(x, self.map(weight, module), bias)
         if added.drops:
             raise ConflictError(
                 f"{self.method.name} maps the weight behind {self.place.where}, to which an adapter adds with dropout "
                 "of its own, and dropped inputs are part of no weight; set lora_dropout=0"
             )
-        return mapped_product(x, weight, bias, added, lambda whole: self.map(whole, x))
+        return mapped_product(x, weight, bias, added, lambda whole: self.map(whole, module))
 
-    def map(self, weight: Tensor, x: Tensor) -> Tensor:
-        return cast(WeightMap, self.method).map_weight(weight, Stream(draw_seed(x)))
+    def map(self, weight: Tensor, layer: nn.Module) -> Tensor:
+        return map_weight(self.control, self.stream_site, cast(WeightMap, self.method), weight, layer)
 
 
 @dataclass
@@ -211,6 +239,7 @@ class MlpPenaltyAction(Action):
 
     def penalise(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the layer, and enter what it adds to the loss."""
+        refuse_parts(self.control, self.method, self.place)
         added = addition(self.method.name, self.place.name, self.slot, module)
         weight = cast(Tensor, module.weight)
         weight = weight if added is None else effective(weight, added)

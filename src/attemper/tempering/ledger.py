@@ -153,6 +153,12 @@ class Ledger:
         self.pending = NOTHING
         self.sentinel = self.guard(torch.device("cpu"))
         """A leaf that gets a gradient when backward goes through the output of a compiled pass."""
+        self.draws: Any = None
+        """What the sites of the pass that runs now draw from (`draws.Draws`)."""
+        self.last_seed: Tensor | None = None
+        """The seed of the last pass."""
+        self.last_notes: dict[tuple[int, int], Any] = {}
+        """What the sites drew for in the last pass that was not compiled as a whole (`draws.Note`)."""
         self.muted = False
         """While True, penalties do not count: in all but the first pass of a comparison."""
         self.origins: Any = None

@@ -34,7 +34,7 @@ class LocalTokenAction(TokenAction):
     def layout_of(self, x: Tensor) -> Layout:
         return self.layout if x.dim() == 4 else "batch_first"
 
-    def map(self, x: Tensor) -> Tensor:
+    def map(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         running = self.control.ledger.networks.get(id(self))
         passing = running is not None and running.tokens > to_tokens(x, self.layout_of(x)).shape[1]
         if running is not None and passing and self.side == "output":
@@ -45,7 +45,7 @@ class LocalTokenAction(TokenAction):
                 f"'{self.method}' needs the class token, and it passes by the convolutions of {self.place.where}: what "
                 "is mapped there are patches alone. Use another variant or position, or leave it out with targets=."
             )
-        return super().map(x)
+        return super().map(x, layer)
 
     def map_whole(self, out: Any) -> Any:
         """Map all tokens that the network gives."""

@@ -9,7 +9,12 @@ import torch
 from attemper.errors import ProgressError, UnmetError
 from attemper.methods.base import Method
 from attemper.methods.kinds import Learnable, LossTerm, Penalty
+from attemper.recipe import describe
+from attemper.tempering.even import Evenness
 from attemper.tempering.ledger import Chain, Entry, Ledger, Ledgers
+from attemper.tempering.mesh import Locator
+from attemper.tempering.offsets import Samples
+from attemper.tempering.standing import register
 
 When = Literal["training", "always", "never"]
 
@@ -48,6 +53,17 @@ class Control:
     """Whether the user was told that a method asks for more keys than some attention has."""
     last_backward: tuple[int, int] | None = None
     """Of the last backward pass under auto_penalty: the sum of the weights' versions, and its number."""
+    key: int = field(init=False)
+    """A number for operators, which take no objects."""
+    draws: bool = field(init=False)
+    """Whether the recipe, at its rates of now, draws random numbers."""
+    traced: set[int] = field(default_factory=set)
+    """The sites that drew in compiled code."""
+    locator: Locator = field(default_factory=Locator)
+    """Tells where this process stands among those that share a batch."""
+    samples: Samples | None = None
+    """Which samples of the whole batch this process has, if somebody said it."""
+    evenness: Evenness = field(init=False)
     options: dict[str, Any] = field(default_factory=dict)
     """The keywords that apply was given, for a file that says them."""
     ledgers: Ledgers = field(default_factory=Ledgers)
@@ -57,6 +73,9 @@ class Control:
     """Whether the recipe adds anything to the loss."""
 
     def __post_init__(self) -> None:
+        self.key = register(self)
+        self.evenness = Evenness(describe(self.methods))
+        self.draws = any(method.stochastic for method in self.methods)
         self.compares = any(isinstance(method, LossTerm) and method.strength > 0 for method in self.methods)
         self.adds = self.compares or any(
             isinstance(method, Penalty) or (isinstance(method, Learnable) and method.adds_to_loss)
@@ -66,7 +85,7 @@ class Control:
     @property
     def awaits_progress(self) -> bool:
         """Whether a rate depends on how far training is, and nobody has said so yet."""
-        return self.fraction is None and len(self.factors) > 0
+        return self.fraction is None and len(self.factors) > 0 and not self.resting
 
     def count_untold(self) -> None:
         """Count a training pass before progress was told; the second one is too many."""
@@ -124,6 +143,7 @@ class Control:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, ledgers=Ledgers())
+        self.key = register(self)
 
 
 def hooks_saved_tensors() -> bool:

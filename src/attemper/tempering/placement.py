@@ -38,7 +38,7 @@ from attemper.tempering.penalised import penalty_actions
 from attemper.tempering.penalties import Control
 from attemper.tempering.projecting import dense_behind
 from attemper.tempering.requirements import Requirements, channels
-from attemper.tempering.root import RootAction
+from attemper.tempering.root import InnerRootAction, RootAction
 from attemper.tempering.skips import HolderAction, OutsideAction, SkipAction
 from attemper.tempering.subclassing import Action
 from attemper.tempering.wrapped import StandingAction, refuse_unknown_weight, slots_of
@@ -117,6 +117,9 @@ class Placement(Requirements):
             self.switch_off_fast_path()
         if self.methods:
             self.actions.append((self.model, RootAction(self.control)))
+            base = getattr(self.model, "get_base_model", lambda: self.model)()
+            if base is not self.model:
+                self.actions.append((base, InnerRootAction(self.control)))
             on_layers = {id(action): action for _, action in self.actions if getattr(action, "slot", None) is not None}
             if on_layers:
                 watched = [(action, cast(Any, action).slot.layer) for action in on_layers.values()]
@@ -160,7 +163,7 @@ class Placement(Requirements):
             inside, on_weights = tuple(m.at(place) for m in perturbations), tuple(m.at(place) for m in maps)
             added = tuple(m.at(place) for m in penalties if m.wants_attention(place))
             action = AttentionAction(self.control, place, self.impl, site.projections, inside, added, on_weights)
-            action.one_of_several, action.grids = self.is_one_of_several(site), found
+            action.one_of_several, action.grids, action.heads = self.is_one_of_several(site), found, site.heads
             self.add_learnt(action, site)
             if site.block not in seen:
                 self.watch(action)

@@ -11,13 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ConflictError, UnmetError
 from attemper.methods.kinds import AttentionRecord, Penalty
-from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Stream
 from attemper.sites import Projection
 from attemper.sites.adapted import Added
 from attemper.tempering.axes import three_axes
 from attemper.tempering.ledger import Entry
 from attemper.tempering.multihead import MultiheadArguments
+from attemper.tempering.parts import map_weight, refuse_parts
 from attemper.tempering.products import MATMUL
 from attemper.tempering.readings import has_tokens_first
 from attemper.tempering.wrapped import Multiply, additions, effective_bias, mapped_product, matrix
@@ -103,11 +102,12 @@ class ProjectionWatch(TorchFunctionMode):
     ) -> Tensor:
         """What a layer gives: note what a penalty needs, drop what DropConnect drops."""
         added = next((self.added[name] for name in ours if name in self.added), None)
+        layer = next((part.module for part in ours.values() if not part.transposed), None)
         if self.maps and added is not None:
             self.mapped.append(weight)
-            out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, input), multiply)
+            out = mapped_product(input, weight, bias, added, lambda whole: self.map_weight(whole, layer), multiply)
         else:
-            out = multiply(input, self.map_weight(weight, input) if ours else weight, bias)
+            out = multiply(input, self.map_weight(weight, layer) if ours else weight, bias)
         if self.penalties and ours:
             whole = bias if added is None else effective_bias(bias, added)
             x, y = (t.flatten(2).mT if weight.dim() == 4 else t for t in (input, out))
@@ -134,11 +134,11 @@ class ProjectionWatch(TorchFunctionMode):
             )
         return found
 
-    def map_weight(self, weight: Tensor, input: Tensor) -> Tensor:
+    def map_weight(self, weight: Tensor, layer: nn.Module | None = None) -> Tensor:
         if self.maps:
             self.mapped.append(weight)
         for method in self.maps:
-            weight = method.map_weight(weight, Stream(draw_seed(input)))
+            weight = map_weight(self.action.control, self.action.weight_site, method, weight, layer)
         return weight
 
     def map_multihead_weights(self, call: MultiheadArguments) -> None:
@@ -147,7 +147,7 @@ class ProjectionWatch(TorchFunctionMode):
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"):
             weight = getattr(call, name)
             if weight is not None and weight.numel() > 0:  # some hand over an empty one beside separate ones
-                setattr(call, name, self.map_weight(weight, call.query))
+                setattr(call, name, self.map_weight(weight))
 
     def note_multihead(self, call: MultiheadArguments, projected: tuple[Tensor, ...]) -> None:
         biases = (None, None, None) if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
@@ -170,6 +170,7 @@ class ProjectionWatch(TorchFunctionMode):
         if not self.penalties:
             return
         action = self.action
+        refuse_parts(action.control, self.penalties[0], action.place)
         missing = [name for name in "qkv" if name not in self.seen]
         if missing or action.projections is None:
             raise UnmetError(

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attemper.errors import UnsupportedError
+from attemper.methods.base import Method
 from attemper.tempering.automatic import share_of_step, with_penalty
+from attemper.tempering.draws import run_drawing
 from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
@@ -21,10 +23,34 @@ class RootAction(Action):
     control: Control
 
     def acts(self, training: bool) -> bool:
+        return self.draws(training) or self.adds(training)
+
+    def resolve(self, methods: dict[str, Method]) -> None:
+        """At rate zero nothing is drawn: the model's own dropout finds torch's generator as without us."""
+        self.control.draws = any(method.stochastic and not method.idle for method in methods.values())
+
+    def draws(self, training: bool) -> bool:
+        """Whether sites draw from the pass that begins here."""
+        return self.control.draws and self.control.on(training)
+
+    def adds(self, training: bool) -> bool:
+        """Whether something is to be done about what the pass adds to the loss, or about how far training is."""
         control = self.control
         return training and (torch.compiler.is_compiling() or control.tracks(training) or control.awaits_progress)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        inside = forward
+        if self.adds(module.training):
+
+            def inside(*args: Any, **kwargs: Any) -> Any:
+                return self.pass_(module, forward, args, kwargs)
+
+        if not self.draws(module.training):
+            return inside(*args, **kwargs)
+        return run_drawing(self.control, module, inside, args, kwargs)
+
+    def pass_(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the model, and hold on to what it adds to the loss."""
         if self.control.awaits_progress and self.control.when != "never":
             self.control.count_untold()
             if not self.control.tracks(module.training) and not torch.compiler.is_compiling():
@@ -38,6 +64,14 @@ class RootAction(Action):
         if not self.control.tracks(module.training):
             return forward(*args, **kwargs)
         return run_compiled_pass(self.control, module, forward, args, kwargs)
+
+
+@dataclass
+class InnerRootAction(RootAction):
+    """Stands at the model inside of a wrapper (PEFT's), which may be taken out of it later."""
+
+    def adds(self, training: bool) -> bool:
+        return False
 
 
 def run_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:

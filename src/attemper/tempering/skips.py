@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap, BranchMap, SkipRemover
-from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Stream
+from attemper.ops.stream import Source
 from attemper.tempering.branches import Branch
 from attemper.tempering.functions import IN_PLACE
 from attemper.tempering.layers import Layout
+from attemper.tempering.parts import block_source, map_block, map_branch
 from attemper.tempering.penalties import Control
 from attemper.tempering.residual import Known, Residuals, Sum, tensors
-from attemper.tempering.subclassing import Action
+from attemper.tempering.subclassing import Action, site_of
 
 
 class Following(Action):
@@ -63,23 +63,31 @@ class SumAction(Following):
             return self.control.when != "never"
         return self.control.on(training) and not self.method.idle
 
-    def sum(self, added: Sum, seed: Tensor | None, shared: Known) -> Tensor:
+    def name_site(self) -> None:
+        self.stream_site = site_of(self.place.name, self.method.name)
+
+    def sites(self) -> dict[int, str]:
+        return {self.stream_site.word: self.place.name}
+
+    def source(self, x: Tensor) -> Source:
+        """Where the stream of the next draw starts."""
+        return block_source(self.control, self.stream_site, x, self.layout)
+
+    def sum(self, added: Sum, drawn: Source | None, shared: Known) -> Tensor:
         """The sum of stream and branch, or what the method makes of it.
 
-        seed: what was drawn for the whole block; None: every branch draws for itself.
+        drawn: for the whole block; None: every branch draws for itself.
         shared: of the sums of this pass, the branches in them that share a skip.
         """
         if isinstance(self.method, SkipRemover):
             return self.without_skip(added, shared)
         func, terms, branch = added.func, added.terms, added.branch
-        stream = Stream(draw_seed(branch) if seed is None else seed)
+        drawn = self.source(branch) if drawn is None else drawn
         out: Tensor
         if isinstance(self.method, BlockMap):
-            out = self.method.map_block(added.stream, terms[0] + terms[1], stream)
+            out = map_block(self.control, self.method, added.stream, terms[0] + terms[1], drawn, self.layout)
             return terms[0].copy_(out) if func in IN_PLACE else out
-        swap = self.layout == "sequence_first" and branch.dim() == 3
-        mapped = cast(BranchMap, self.method).map_branch(branch.transpose(0, 1) if swap else branch, stream)
-        mapped = mapped.transpose(0, 1) if swap else mapped
+        mapped = map_branch(self.control, cast(BranchMap, self.method), branch, drawn, self.layout)
         if func in IN_PLACE and added.at == 0:
             return branch.copy_(mapped + terms[1])
         out = func(*(mapped if term is branch else term for term in terms))
@@ -124,10 +132,10 @@ class SkipAction(SumAction):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if self.usual == 0 and not torch.compiler.is_compiling() and runs_in_function():
             self.refuse(type(module).__name__, IN_FUNCTION, False)
-        seed: Tensor | None = None
+        drawn: Source | None = None
         if isinstance(self.method, BlockMap):
-            seed = draw_seed(tensors(args, kwargs)[0])
-        add = functools.partial(self.sum, seed=seed, shared=Known(None))
+            drawn = self.source(tensors(args, kwargs)[0])
+        add = functools.partial(self.sum, drawn=drawn, shared=Known(None))
         watch = Residuals(module, tensors(args, kwargs), self.branches, add)
         with self.noting(watch, module), watch:
             out = forward(*args, **kwargs)
@@ -157,13 +165,17 @@ class HolderAction(Following):
     blocks: tuple[OutsideAction, ...]
     branches: tuple[Branch, ...]
 
+    def name_site(self) -> None:
+        for block in self.blocks:
+            block.name_site()
+
     def acts(self, training: bool) -> bool:
         return any(block.acts(training) for block in self.blocks)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        seeds: dict[int, Tensor] = {}
+        drawn: dict[int, Source] = {}
         graph = saves_graph()
-        add = functools.partial(self.add, module, seeds, Known(None), graph)
+        add = functools.partial(self.add, module, drawn, Known(None), graph)
         watch = Residuals(module, tensors(args, kwargs), self.branches, add)
         with self.noting(watch, module), watch:
             out = forward(*args, **kwargs)
@@ -177,7 +189,7 @@ class HolderAction(Following):
                 self.usual = len(watch.sums)
         return out
 
-    def add(self, module: nn.Module, seeds: dict[int, Tensor], shared: Known, graph: Any, added: Sum) -> Tensor:
+    def add(self, module: nn.Module, drawn: dict[int, Source], shared: Known, graph: Any, added: Sum) -> Tensor:
         numbers = {each.block for each in added.ended}
         here = [block for block in self.blocks if block.place.block in numbers]
         if len(here) == 0 or not here[0].acts(module.training):
@@ -187,9 +199,9 @@ class HolderAction(Following):
         if saves_graph() != graph:
             here[0].refuse(type(module).__name__, "adds its branches inside of activation checkpoints", False)
         number = here[0].place.block
-        if isinstance(here[0].method, BlockMap) and number not in seeds:
-            seeds[number] = draw_seed(added.branch)
-        return here[0].sum(added, seeds.get(number), shared)
+        if isinstance(here[0].method, BlockMap) and number not in drawn:
+            drawn[number] = here[0].source(added.branch)
+        return here[0].sum(added, drawn.get(number), shared)
 
 
 def runs_in_function() -> bool:

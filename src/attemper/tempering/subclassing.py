@@ -11,12 +11,13 @@ import inspect
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from attemper.methods.base import Method
+from attemper.ops.stream import Site
 from attemper.tempering.penalties import Control
 
 KEY = "_attemper"
@@ -31,6 +32,8 @@ class Action:
     """Whether the module's forward has run in training, compiled code apart."""
     vain: str | None = None
     """Why the action had no effect, although it ran."""
+    stream_site: Site = Site()
+    """Where its streams start."""
 
     def acts(self, training: bool) -> bool:
         """Whether it does anything now; the module's plain forward runs where no action does."""
@@ -40,12 +43,34 @@ class Action:
         """Run `forward(*args, **kwargs)` and what belongs to it."""
         raise NotImplementedError
 
+    def name_site(self) -> None:
+        """Set `stream_site`; nothing to do where it draws nothing."""
+
+    def sites(self) -> dict[int, str]:
+        """The words of the sites where it draws → their names: that of the module, and which part of it is meant."""
+        return {}
+
+    def drawing(self, note: Any) -> tuple[Any, ...]:
+        """The methods that draw in a call that was noted (`draws.Note`), as they act now, lane by lane."""
+        return (cast(Any, self).method,)
+
     def resolve(self, methods: dict[str, Method]) -> None:
         """Take over new rates from the methods as the user wrote them."""
 
     def saving(self, module: nn.Module) -> AbstractContextManager[None]:
         """Context manager: what holds while the module's own `save_pretrained` runs."""
         return contextlib.nullcontext()
+
+
+def site_of(name: str, *what: str) -> Site:
+    """The site of what happens at a module of this name, which is the same with and without adapters round it.
+
+    >>> adapted = site_of("base_model.model.blocks.0.fc2.base_layer", "ffdropout")
+    >>> adapted.word == site_of("blocks.0.fc2", "ffdropout").word
+    True
+    """
+    plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+    return Site(":".join((plain, *what)))
 
 
 @dataclass
@@ -137,6 +162,7 @@ def _state(module: nn.Module) -> ModuleState:
 
 def add_action(module: nn.Module, action: Action) -> None:
     """Let an action happen round a module's forward, outside of those that it has already."""
+    action.name_site()
     _state(module).actions.append(action)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import FittedWarning, ParameterError, UnmetError, UnsupportedError
+from attemper.errors import FittedWarning, MeshError, ParameterError, UnmetError, UnsupportedError
 from attemper.methods.base import Method
 from attemper.ops.call import reachable
 from attemper.ops.perturbation import Perturbation, draw
 from attemper.ops.reference import perturbed_softmax
-from attemper.ops.seeds import draw_seed
+from attemper.ops.stream import Source
 from attemper.tempering.axes import (
     RESHAPES,
     Arrangement,
@@ -30,12 +31,16 @@ from attemper.tempering.axes import (
     whole,
 )
 from attemper.tempering.calls import MULTIPLICATIONS
+from attemper.tempering.draws import note, source
 from attemper.tempering.key_grids import SeenMaps, on_grid
+from attemper.tempering.mesh import is_sharded
+from attemper.tempering.offsets import AttentionShape, attention_offsets
 from attemper.tempering.origins import ADDITIONS, CASTS
 from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known
+from attemper.tempering.shards import Held
 from attemper.tempering.witness import note_padding
 
 if TYPE_CHECKING:
@@ -84,9 +89,30 @@ class WrittenAttention(ProjectionWatch):
         self.waiting = False
         """Whether penalties wait for them to meet."""
 
+    def source(
+        self, methods: tuple[Perturbation, ...], rows: int, shape: AttentionShape, x: Tensor, held: Held | None = None
+    ) -> Source | None:
+        """Where the streams of one attention call start, on the device of x; None: nothing draws.
+
+        rows: the samples, or windows of them, of the call. held: which part of the queries x is, if a DTensor tells.
+        """
+        if not methods:
+            return None
+        action = self.action
+        place = functools.partial(attention_offsets, action=action, shape=shape, held=held)
+        drawn = source(action.control, action.stream_site, x, rows if held is None else held.rows(0), place)
+        own, maps = methods[len(self.methods) :], None if self.seen_maps is None else self.seen_maps.copy()
+        note(action.control, drawn, (rows, shape.heads, shape.queries, shape.keys), own=own, maps=maps)
+        return drawn
+
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Softmax: logits with all their masks in, weights out. One that is not over keys is left as it is."""
         logits: Tensor = args[0] if args else kwargs["input"]
+        if is_sharded(logits) and self.methods:
+            raise MeshError(
+                f"{self.action.place.where} computes a softmax of DTensors; attention that is written out can be "
+                "tempered on plain tensors only (use_local_output=True), or by scaled_dot_product_attention"
+            )
         axis = softmax_axis(*args, **kwargs)
         reading = Reading(None)
         if self.origins is not None and axis is not None:
@@ -106,16 +132,19 @@ class WrittenAttention(ProjectionWatch):
             self.settle_grid(sorted_.shape[0], sorted_.shape[3])
             self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
             note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
-        seed = None
+        drawn = None
+        if self.methods:
+            batch, heads, queries, keys = sorted_.shape
+            drawn = self.source(self.methods, batch, AttentionShape(heads, queries, keys), logits)
         if self.blurs and chosen:
-            seed = draw_seed(logits)
-            logits = self.blurred_logits(logits, axes, seed)
+            assert drawn is not None
+            logits = self.blurred_logits(logits, axes, drawn)
             sorted_ = sorted_by_role(logits, axes)
             args, kwargs = (logits, *args[1:]), {name: value for name, value in kwargs.items() if name != "input"}
         if any(method.stages != ("keys",) for method in self.methods):
             dtype = kwargs.get("dtype") or logits.dtype
             work = sorted_.to(torch.promote_types(dtype, torch.float32))
-            weights = as_it_was(perturbed_softmax(work, self.fitted(work.shape[3]), seed).to(dtype), axes)
+            weights = as_it_was(perturbed_softmax(work, self.fitted(work.shape[3]), drawn).to(dtype), axes)
         else:
             weights = func(*args, **kwargs)
         if self.origins is not None:
@@ -257,7 +286,7 @@ class WrittenAttention(ProjectionWatch):
             if found is not None and letters[-1] not in product.summed:
                 self.contents.note(out, (again(found[0]), found[1]))
 
-    def blurred_logits(self, logits: Tensor, axes: Axes, seed: Tensor) -> Tensor:
+    def blurred_logits(self, logits: Tensor, axes: Axes, drawn: Source) -> Tensor:
         """Logits whose content is blurred, among the keys that a query may see; position biases and masks are not."""
         content, factor = self.contents.of(logits) or (None, 1.0)
         if content is None:
@@ -269,7 +298,7 @@ class WrittenAttention(ProjectionWatch):
         plain = sorted_by_role(content.to(work).expand(logits.shape), axes)
         allowed = reachable(sorted_by_role(logits, axes))
         blurred = plain
-        for method, stream in draw(self.methods, seed, logits):
+        for method, stream in draw(self.methods, drawn, logits):
             if "keys" in method.stages:
                 blurred = method.perturb_content(blurred, allowed, False, stream)
         change = as_it_was(torch.where(allowed, blurred - plain, 0.0), axes)

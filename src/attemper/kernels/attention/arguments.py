@@ -34,26 +34,28 @@ def refuse_tensors(call: Call) -> str | None:
 
 def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn]:
     """Q, K and V as kernels take them, their other arguments, and the methods that act outside."""
-    drawn = draw(call.methods, call.seed, call.q)
+    drawn = draw(call.methods, call.source, call.q)
     outside = [(method, stream) for method, stream in drawn if is_outside(method)]
-    q, k, v = _in_autocasts_dtype(call.q, perturbed_keys(call, outside), call.v)
+    q, k, v = in_autocasts_dtype(call.q, perturbed_keys(call, outside), call.v)
     device = q.device
-    mask, tops = _mask_and_tops(call)
+    mask, causal = call.mask_and_causal
+    mask, tops = _mask_and_tops(mask, call.shape[2], causal)
     table, cuts, hard, fill = None, None, None, "none"
     keys = k.shape[2]
     for method, stream in drawn:
         rate, largest = method.independent_drop, method.largest_drop(keys)
         if rate is not None:
-            table = drop_table(stream.seed, live_threshold(rate, device), keys, stream.lane)
+            table = drop_table(stream, live_threshold(rate, device), keys)
         elif largest is not None:
-            hard = drop_table(stream.seed, live_threshold(largest.p, device), keys, stream.lane)
+            drawn_from = stream.for_all_heads() if largest.shared else stream
+            hard = drop_table(drawn_from, live_threshold(largest.p, device), keys)
             fill = largest.fill
             # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
             cuts = row_cuts(
                 *(q.detach(), k.detach(), mask, tops, table, hard),
-                *(call.scale, call.is_causal, largest.count, fill == "neg_inf", largest.shared),
+                *(call.scale, causal, largest.count, fill == "neg_inf", largest.shared),
             )
-    return q, k, v, (mask, table, call.scale, call.is_causal, tops, cuts, hard, fill), outside
+    return q, k, v, (mask, table, call.scale, causal, tops, cuts, hard, fill), outside
 
 
 def takes(call: Call) -> bool:
@@ -63,19 +65,19 @@ def takes(call: Call) -> bool:
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attention without methods, (B, H, Nq, e_v); mask: as `fused_attention` takes it, not additive."""
-    return fused_attention(*_in_autocasts_dtype(q, k, v), mask, None, scale, False)
+    return fused_attention(*in_autocasts_dtype(q, k, v), mask, None, scale, False)
 
 
-def _in_autocasts_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def in_autocasts_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V as autocast makes products of them, where it is enabled."""
     if not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _mask_and_tops(call: Call) -> tuple[Tensor | None, Tensor | None]:
+def _mask_and_tops(mask: Tensor | None, queries: int, causal: bool) -> tuple[Tensor | None, Tensor | None]:
     """The mask with four axes, and of an additive one the largest entries of its rows."""
-    mask = call.attn_mask
     if mask is None:
         return None, None
     mask = mask[(None,) * (4 - mask.dim())]
@@ -84,4 +86,4 @@ def _mask_and_tops(call: Call) -> tuple[Tensor | None, Tensor | None]:
     mask = mask.detach()
     if mask.dtype == torch.float64:
         mask = mask.float()
-    return mask, row_tops(mask, call.shape[2], call.is_causal)
+    return mask, row_tops(mask, queries, causal)

@@ -38,6 +38,19 @@ from attemper.kernels.common.tiles import (
 
 
 @triton.jit
+def delta_rows(first, out, dout, lse_ptr, pairs_ptr, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr):
+    """Write what `delta_kernel` does, of BM rows of one head from `first` on."""
+    queries = first + tl.arange(0, BM)
+    out_tile = load_tile(out, queries, nq, EV, BEV, True)
+    dout_tile = load_tile(dout, queries, nq, EV, BEV, True)
+    delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    rows = groups_of(nq) * FLAG_ROWS
+    lse = tl.load(lse_ptr + queries, mask=queries < rows, other=0)
+    high = delta.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    tl.store(pairs_ptr + queries, high | (lse.to(tl.int64) & 0xFFFFFFFF), mask=queries < rows)
+
+
+@triton.jit
 def delta_kernel(
     out, dout,  # a tensor, its strides along samples, heads and tokens
     lse_ptr, pairs_ptr, heads, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
@@ -52,15 +65,9 @@ def delta_kernel(
     head = pid // tiles
     b = (head // heads).to(tl.int64)
     h = (head % heads).to(tl.int64)
-    queries = (pid % tiles) * BM + tl.arange(0, BM)
-    out_tile = load_tile(rows_of(out, b, h), queries, nq, EV, BEV, True)
-    dout_tile = load_tile(rows_of(dout, b, h), queries, nq, EV, BEV, True)
-    delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
-    rows = groups_of(nq) * FLAG_ROWS
-    at = head.to(tl.int64) * rows + queries
-    lse = tl.load(lse_ptr + at, mask=queries < rows, other=0)
-    high = delta.to(tl.int32, bitcast=True).to(tl.int64) << 32
-    tl.store(pairs_ptr + at, high | (lse.to(tl.int64) & 0xFFFFFFFF), mask=queries < rows)
+    row = head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
+    first = (pid % tiles) * BM
+    delta_rows(first, rows_of(out, b, h), rows_of(dout, b, h), lse_ptr + row, pairs_ptr + row, nq, EV, BEV, BM)
 
 
 @triton.jit

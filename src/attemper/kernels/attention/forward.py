@@ -18,7 +18,7 @@ import triton.language as tl
 
 from attemper.kernels.attention.hits import hard_way, hit_logits
 from attemper.kernels.common.groups import Dropping, Options, Stats, Tables
-from attemper.kernels.common.stream import row_words
+from attemper.kernels.common.stream import table_row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -149,12 +149,12 @@ def online_step(
 
 
 @triton.jit
-def load_dropping(head, queries, nk, tables, DROP: tl.constexpr):
-    """`Dropping` of a query tile; numbers that nobody reads where nothing is dropped."""
+def load_dropping(b, h, queries, nk, tables, DROP: tl.constexpr):
+    """`Dropping` of a query tile of sample b and head h; numbers that nobody reads where nothing is dropped."""
     if DROP:
         limit = tl.load(tables.drop + nk + 1)
         zero = tl.load(tables.drop + nk + 2)
-        words = row_words(tl.load(tables.drop + nk), head, queries)
+        words = table_row_words(tables.drop, nk, b, h, queries)
     else:
         limit = 0
         zero = 0
@@ -164,14 +164,17 @@ def load_dropping(head, queries, nk, tables, DROP: tl.constexpr):
 
 @triton.jit
 def forward_tile(
-    first, head, q, k, v, out, stats, tables, mask, scale, options,
+    first, b, h, q, k, v, out, stats, tables, mask, scale, options,
     BM: tl.constexpr, BN: tl.constexpr, TAIL_N: tl.constexpr, EDGE_M: tl.constexpr,
     FIXED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Everything of BM queries from `first` on. Keys come in tiles of BN, what is left in one of TAIL_N."""
+    """Everything of BM queries of a sample and head, from `first` on.
+
+    Keys come in tiles of BN, what is left in one of TAIL_N.
+    """
     queries = first + tl.arange(0, BM)
     q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, EDGE_M)
-    dropping = load_dropping(head, queries, mask.nk, tables, options.DROP)
+    dropping = load_dropping(b, h, queries, mask.nk, tables, options.DROP)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options, EDGE_M), 1)
     end = tl.minimum(mask.nk, first + BM) if options.CAUSAL else mask.nk
     whole = end // BN * BN
@@ -302,11 +305,11 @@ def forward_kernel(
     tables = Tables(tables[0], tables[1], tables[2] + groups * FLAG_ROWS)
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(
-            first, head, q, k, v, out, stats, tables, mask, scale,
+            first, b, h, q, k, v, out, stats, tables, mask, scale,
             Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), BM, BN, TAIL_N, False, FIXED, AT_ONCE,
         )  # fmt: skip
     else:
         forward_tile(
-            first, head, q, k, v, out, stats, tables, mask, scale,
+            first, b, h, q, k, v, out, stats, tables, mask, scale,
             Options(E, BE, EV, BEV, DROP, hard, CAUSAL, MASK, PRECISION), TAIL_M, BN, TAIL_N, True, FIXED, AT_ONCE,
         )  # fmt: skip

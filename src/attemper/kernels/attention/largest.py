@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.common.groups import Dropping, Options, Tables
-from attemper.kernels.common.stream import row_words
+from attemper.kernels.common.stream import table_row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -198,12 +198,12 @@ def cuts_rows(
     queries = first + tl.arange(0, BM)
     q_tile = load_tile(q, queries, nq, options.E, options.BE, True)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
-    hard_words = row_words(tl.load(tables.hard + nk), head // heads if SHARED else head, queries)
+    hard_words = table_row_words(tables.hard, nk, b, h * 0 if SHARED else h, queries)
     hard_dropping = Dropping(hard_words, tl.load(tables.hard + nk + 1), 0)
     words = queries
     limit = 0
     if options.DROP:
-        words = row_words(tl.load(tables.drop + nk), head, queries)
+        words = table_row_words(tables.drop, nk, b, h, queries)
         limit = tl.load(tables.drop + nk + 1)
     dropping = Dropping(words, limit, 0)
     end = tl.minimum(nk, first + BM) if options.CAUSAL else nk

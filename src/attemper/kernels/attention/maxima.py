@@ -20,7 +20,7 @@ import triton.language as tl
 
 from attemper.kernels.attention.largest import allowed_logits, count_keys, store_cuts
 from attemper.kernels.common.groups import Dropping, Options, Tables
-from attemper.kernels.common.stream import row_words
+from attemper.kernels.common.stream import table_row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     expand_row_masks,
@@ -143,13 +143,13 @@ def draw(best, DEPTH: tl.constexpr):
 
 @triton.jit
 def maxima_tile(
-    first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest, options,
+    first_row, b, h, hard_h, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest, options,
     BM: tl.constexpr, BN: tl.constexpr, REST_N: tl.constexpr, LISTS: tl.constexpr, SUMS: tl.constexpr,
     DEPTH: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr,
 ):  # fmt: skip
     """Everything of BM queries from `first_row` on; `unsure_ptr` stands at their flag.
 
-    head counts sample · H + head; hard_head is the same for hard masking, or the sample where its heads share a draw.
+    b, h: sample and head; hard_h is the head for hard masking, 0 where the heads of a sample share a draw.
     Keys come in tiles of BN, what is left in tiles of REST_N. The lists of all rows have LISTS columns: a list for
     every thread that shares the row. They hold the DEPTH = k + 1 largest.
     """
@@ -159,11 +159,11 @@ def maxima_tile(
     q_tile = load_tile(q, queries, nq, options.E, options.BE, EDGE)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
     zero = tl.load(tables.hard + nk + 2)
-    hard_words = row_words(tl.load(tables.hard + nk), hard_head, queries)
+    hard_words = table_row_words(tables.hard, nk, b, hard_h, queries)
     words = queries
     limit = 0
     if options.DROP:
-        words = row_words(tl.load(tables.drop + nk), head, queries)
+        words = table_row_words(tables.drop, nk, b, h, queries)
         limit = tl.load(tables.drop + nk + 1)
     dropping = Dropping(words, limit, 0)
     end = tl.minimum(nk, first_row + BM) if options.CAUSAL else nk
@@ -242,16 +242,16 @@ def maxima_kernel(
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     tables = Tables(tables[0], tables[1], cuts_ptr)
     unsure_ptr += pid
-    hard_head = head // heads if SHARED else head
+    hard_h = h * 0 if SHARED else h
     if (nq % BM == 0) | (first_row + BM <= nq):
         maxima_tile(
-            first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            first_row, b, h, hard_h, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
             BM, BN, REST_N, LISTS, SUMS, k_largest + 1, False, SPARE,
         )  # fmt: skip
     else:
         maxima_tile(
-            first_row, head, hard_head, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
+            first_row, b, h, hard_h, q, k, cuts_ptr, unsure_ptr, tables, mask, scale, k_largest,
             Options(E, BE, E, BE, DROP, "none", CAUSAL, MASK, PRECISION),
             TAIL_M, TAIL_BN, TAIL_REST_N, TAIL_LISTS, SUMS, k_largest + 1, True, SPARE,
         )  # fmt: skip

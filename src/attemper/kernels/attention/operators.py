@@ -119,7 +119,7 @@ def forward(
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, flags: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    grads = _backward_fake(dout, q, k, v)
+    grads = backward_fake(dout, q, k, v)
     backward_into(grads, dout, q, k, v, out, stats, flags, *others)
     return grads
 
@@ -128,11 +128,11 @@ def backward_into(
     grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
     flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
     cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *,
-    penalty_gradients: PenaltyGradients | None = None,
+    penalty_gradients: PenaltyGradients | None = None, dlse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side.
 
-    penalty_gradients: what penalties add to them.
+    penalty_gradients: what penalties add to them. dlse: (B, H, Nq), the gradient of the natural log-sum-exps.
     """
     from attemper.kernels.attention.backward import backward_kernel, delta_kernel
     from attemper.kernels.attention.repair import spared_kernel
@@ -155,7 +155,9 @@ def backward_into(
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
     }  # fmt: skip
     penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
-    small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None) if static and group == 1 else None
+    small = None
+    if static and group == 1 and dlse is None:
+        small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None)
     if small is not None:
         with on_device(q):
             whole_kernel[(batch * heads,)](
@@ -174,6 +176,9 @@ def backward_into(
         delta_kernel[(batch * heads * -(-nq // DELTA_ROWS),)](
             out_rows, dout_rows, stats, pairs, heads, nq, EV=ev, BEV=padded(ev), BM=DELTA_ROWS
         )
+        if dlse is not None:  # the gradient of a logit is its weight times (dP − delta), or here (dP + dlse − delta)
+            deltas = pairs.view(torch.float32)[..., 1 : 2 * nq : 2]  # the high halves
+            deltas -= dlse
         backward_kernel[(batch * k.shape[1] * tiles,)](
             q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked, penalty_tensors,
             sizes, scales, **constants, **penalty_constants,
@@ -201,7 +206,8 @@ def forward_fake(
     return (token_major(q, q.shape[1], q.shape[2], v.shape[3]), *_stats(q, table))
 
 
-def _backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, empty."""
     return token_major(q, *q.shape[1:]), token_major(k, *k.shape[1:]), token_major(v, *v.shape[1:])
 
 
@@ -266,7 +272,7 @@ for _device in DEVICES:
     torch.library.impl("attemper::fused_attention", _device, forward)
     torch.library.impl("attemper::fused_attention_backward", _device, _backward)
 torch.library.register_fake("attemper::fused_attention", forward_fake)
-torch.library.register_fake("attemper::fused_attention_backward", _backward_fake)
+torch.library.register_fake("attemper::fused_attention_backward", backward_fake)
 torch.library.register_autograd("attemper::fused_attention", _gradients, setup_context=_save)
 torch.library.register_autograd("attemper::fused_attention_backward", no_second_gradients)
 counted_by(torch.ops.attemper.fused_attention, attention_flops)

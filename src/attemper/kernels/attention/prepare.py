@@ -10,12 +10,16 @@ from attemper.kernels.attention.launch_arguments import mask_arguments
 from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, precision, strided, unit_stride
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
-from attemper.ops.stream import LANE_STEP, MASK
+from attemper.ops.stream import Stream, signed
 
 SPAN = 16  # flags that one program looks at
 
+TAIL = 7  # words of a table behind those of its keys
+
 torch.library.define(
-    "attemper::drop_table", "(Tensor seed, Tensor? limit, SymInt threshold, SymInt keys, SymInt lane=0) -> Tensor"
+    "attemper::drop_table",
+    "(Tensor seed, Tensor? limit, SymInt threshold, SymInt keys, SymInt site, SymInt path, SymInt sample, "
+    "SymInt head, SymInt query, SymInt key) -> Tensor",
 )
 torch.library.define("attemper::row_tops", "(Tensor mask, SymInt queries, bool causal) -> Tensor")
 torch.library.define(
@@ -25,13 +29,14 @@ torch.library.define(
 )
 
 
-def drop_table(seed: Tensor, limit: int | Tensor, keys: int, lane: int = 0) -> Tensor:
-    """(keys + 3,) int32: the column word of every key, the stream's row word, the limit, 0.
+def drop_table(stream: Stream, limit: int | Tensor, keys: int) -> Tensor:
+    """(keys + 7,) int32: the column word of every key, and what rows of a stream need (`stream.table_kernel`).
 
-    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it; lane: which of the call's methods draws.
+    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it.
     """
     given = isinstance(limit, Tensor)
-    table: Tensor = torch.ops.attemper.drop_table(seed, limit if given else None, 0 if given else limit, keys, lane)
+    start = (stream.seed, limit if given else None, 0 if given else limit, keys, stream.site, stream.path)
+    table: Tensor = torch.ops.attemper.drop_table(*start, *stream.at[:4])
     return table
 
 
@@ -55,20 +60,20 @@ def row_cuts(
     return cuts
 
 
-def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, lane: int = 0) -> Tensor:
+def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *numbers: int) -> Tensor:
     from attemper.kernels.common.stream import table_kernel
 
     table = _drop_table_fake(seed, limit, threshold, keys)
     with on_device(seed):
-        table_kernel[((keys + 3 + 127) // 128,)](
-            seed, table if limit is None else limit, table, threshold, keys, lane * LANE_STEP & MASK,
+        table_kernel[(-(-table.numel() // 128),)](
+            seed, table if limit is None else limit, table, threshold, keys, *map(signed, numbers),
             HAS_LIMIT=limit is not None, BLOCK=128,
         )  # fmt: skip
     return table
 
 
-def _drop_table_fake(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, lane: int = 0) -> Tensor:
-    return torch.empty(keys + 3, dtype=torch.int32, device=seed.device)
+def _drop_table_fake(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *_: int) -> Tensor:
+    return torch.empty(keys + TAIL, dtype=torch.int32, device=seed.device)
 
 
 def _row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:

@@ -30,14 +30,14 @@ from attemper.kernels.common.tiles import (
 
 
 @triton.jit
-def repair_rows(first, head, q, k, v, out, stats, tables, mask, scale, options, BN: tl.constexpr):
+def repair_rows(first, b, h, q, k, v, out, stats, tables, mask, scale, options, BN: tl.constexpr):
     """Compute FLAG_ROWS rows again with a running maximum, and once more where a row has lost all of its keys.
 
     stats.flags stands at the flag of these rows, and is 1 from then on where one was left undropped.
     """
     queries = first + tl.arange(0, FLAG_ROWS)
     q_tile = load_tile(q, queries, mask.nq, options.E, options.BE, True)
-    dropping = load_dropping(head, queries, mask.nk, tables, options.DROP)
+    dropping = load_dropping(b, h, queries, mask.nk, tables, options.DROP)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
     if options.MASK == "last":
         mask = without_last(mask)
@@ -99,13 +99,38 @@ def repair_kernel(
                 h = (head % heads).to(tl.int64)
                 row = head.to(tl.int64) * groups * FLAG_ROWS
                 repair_rows(
-                    (spot % groups) * FLAG_ROWS, head,
+                    (spot % groups) * FLAG_ROWS, b, h,
                     rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group), rows_of(out, b, h),
                     Stats(lse_ptr + row, words_ptr + row, flags_ptr + spot),
                     Tables(tables[0], tables[1], tables[2] + row),
                     mask_of(mask, b, h, nq, nk), scale,
                     Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION), BN,
                 )  # fmt: skip
+
+
+@triton.jit
+def spared_rows(first, q, k, v, dout, dk, dv, saved, tables, mask, scales, options, BN: tl.constexpr):
+    """Add to dK and dV of one head what FLAG_ROWS rows contribute, those of them that were left undropped.
+
+    options: without dropping.
+    """
+    scale, scale_log2 = scales
+    nk = mask.nk
+    for start in range(0, nk, BN):
+        keys = start + tl.arange(0, BN)
+        k_tile = load_tile(k, keys, nk, options.E, options.BE, True)
+        v_tile = load_tile(v, keys, nk, options.EV, options.BEV, True)
+        hard_columns = load_words(tables.hard, keys, nk, 1, True) if options.HARD != "none" else keys
+        more_dk, more_dv = key_step(
+            first, tl.zeros((BN, options.BE), tl.float32), tl.zeros((BN, options.BEV), tl.float32),
+            k_tile, v_tile, keys, hard_columns, 0, 0, keys, q, dout, saved, tables, mask, scale_log2, options,
+            FLAG_ROWS, True, True,
+        )  # fmt: skip
+        more_dk = more_dk * scale + load_tile(dk, keys, nk, options.E, options.BE, True)
+        more_dv = more_dv + load_tile(dv, keys, nk, options.EV, options.BEV, True)
+        store_tile(dk, more_dk, keys, nk, options.E, options.BE, True)
+        store_tile(dv, more_dv, keys, nk, options.EV, options.BEV, True)
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -123,7 +148,6 @@ def spared_kernel(
     Grid: shares of `share` flags, out of `flags`. A share is a whole number of key heads, so one program owns each.
     """
     heads, group, nq, nk = sizes
-    scale, scale_log2 = scales
     words_ptr, pairs_ptr = saved
     groups = groups_of(nq)
     begin = tl.program_id(0).to(tl.int64) * share
@@ -138,23 +162,10 @@ def spared_kernel(
                     h = head % heads
                     first = (spot % groups).to(tl.int32) * FLAG_ROWS
                     row = head * groups * FLAG_ROWS
-                    for start in range(0, nk, BN):
-                        keys = start + tl.arange(0, BN)
-                        k_tile = load_tile(rows_of(k, b, h // group), keys, nk, E, BE, True)
-                        v_tile = load_tile(rows_of(v, b, h // group), keys, nk, EV, BEV, True)
-                        hard_columns = load_words(tables[1], keys, nk, 1, True) if HARD != "none" else keys
-                        dk_rows = rows_of(dk, b, h // group)
-                        dv_rows = rows_of(dv, b, h // group)
-                        more_dk, more_dv = key_step(
-                            first, tl.zeros((BN, BE), tl.float32), tl.zeros((BN, BEV), tl.float32),
-                            k_tile, v_tile, keys, hard_columns, 0, 0, keys, rows_of(q, b, h), rows_of(dout, b, h),
-                            SavedRows(words_ptr + row, pairs_ptr + row),
-                            Tables(tables[0], tables[1], tables[2] + row),
-                            mask_of(mask, b, h, nq, nk), scale_log2,
-                            Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION), FLAG_ROWS, True, True,
-                        )  # fmt: skip
-                        more_dk = more_dk * scale + load_tile(dk_rows, keys, nk, E, BE, True)
-                        more_dv = more_dv + load_tile(dv_rows, keys, nk, EV, BEV, True)
-                        store_tile(dk_rows, more_dk, keys, nk, E, BE, True)
-                        store_tile(dv_rows, more_dv, keys, nk, EV, BEV, True)
-                        tl.debug_barrier()
+                    spared_rows(
+                        first, rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group),
+                        rows_of(dout, b, h), rows_of(dk, b, h // group), rows_of(dv, b, h // group),
+                        SavedRows(words_ptr + row, pairs_ptr + row), Tables(tables[0], tables[1], tables[2] + row),
+                        mask_of(mask, b, h, nq, nk), scales,
+                        Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION), BN,
+                    )  # fmt: skip

@@ -72,6 +72,19 @@ def packed_backward_flops(dout: Shape, qkv: Shape, heads: int, *_: object, **__:
     return attention_backward_flops(dout, *[part(qkv, heads)] * 3)
 
 
+def document_flops(q: Shape, k: Shape, v: Shape, offsets: Shape, *_: object, **__: object) -> int:
+    """Attention of packed documents, as if all had the same length: shapes do not tell."""
+    return attention_flops(q, k, v) // (offsets[0] - 1)
+
+
+def document_backward_flops(
+    dout: Shape, q: Shape, k: Shape, v: Shape, out: Shape, stats: Shape, flags: Shape, offsets: Shape, *_: object,
+    **__: object,
+) -> int:  # fmt: skip
+    """Its gradients."""
+    return attention_backward_flops(dout, q, k, v) // (offsets[0] - 1)
+
+
 def grams_flops(tokens: int, heads: int, e: int) -> int:
     """XᵀX of every head, of so many tokens in all; as many to multiply X with it."""
     return 2 * tokens * heads * e * e

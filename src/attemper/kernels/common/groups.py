@@ -38,11 +38,21 @@ class Mask(NamedTuple):
     nk: Any
 
 
+class Starts(NamedTuple):
+    """The uint32 words that the rows and the columns of a stream start from, two each."""
+
+    rows: Any
+    other_rows: Any
+    columns: Any
+    other_columns: Any
+
+
 class Tables(NamedTuple):
     """What was drawn and found before attention runs (`attention/prepare.py`).
 
-    drop, hard: tables of the method that drops keys and of hard masking, each the words of nk keys, then the word that
-        rows start from, the limit and a 0. cuts: of each row of the head, where its largest logits begin, and its word.
+    drop, hard: tables of the method that drops keys and of hard masking, each the words of nk keys, then what their
+        rows start from, the limit and a 0 (`stream.table_kernel`).
+    cuts: of each row of the head, where its largest logits begin, and its word.
     """
 
     drop: Any

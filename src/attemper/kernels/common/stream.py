@@ -6,11 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attemper.kernels.common.groups import Starts
 from attemper.ops import stream
 
 STEP = tl.constexpr(stream.STEP)
+HEAD_STEP = tl.constexpr(stream.HEAD_STEP)
 QUERY_STEP = tl.constexpr(stream.QUERY_STEP)
-LANE_STEP = tl.constexpr(stream.LANE_STEP)
 COLUMN_SALT = tl.constexpr(stream.COLUMN_SALT)
 MIX_1 = tl.constexpr(stream.MIX_1)
 MIX_2 = tl.constexpr(stream.MIX_2)
@@ -25,41 +26,75 @@ def mix(x):
 
 
 @triton.jit
-def row_words(start, head, queries):
-    """One odd int32 word per query; `head` counts sample · H + head, `start` is the stream's row word."""
-    head_word = mix(start.to(tl.uint32, bitcast=True) + head.to(tl.uint32) * STEP)
-    return (mix(head_word + queries.to(tl.uint32) * QUERY_STEP) | 1).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def column_words(start, keys):
-    """One odd uint32 word per key; `start` is the word that columns start from."""
-    x = start + keys.to(tl.uint32) * STEP
-    return ((x ^ (x >> 16)) * MIX_1) | 1
-
-
-@triton.jit
-def start_of(seed_ptr, lane_step):
-    """The stream's row word, `stream.stream_words`; `lane_step` is lane · LANE_STEP."""
+def starts_of(seed_ptr, site, path):
+    """`Starts`, the words of `stream.stream_words`; path: call · LANES + lane."""
     seed = tl.load(seed_ptr)
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    return mix(mix(low + lane_step.to(tl.uint32)) ^ high)
+    site = site.to(tl.uint32)
+    first = mix(low + STEP)
+    rows = mix((mix(high ^ first) ^ site) + path.to(tl.uint32))
+    other = mix((first ^ site) + rows)
+    columns = mix(rows ^ COLUMN_SALT)
+    return Starts(rows, other, columns, mix(other + columns))
 
 
 @triton.jit
-def table_kernel(seed_ptr, limit_ptr, table_ptr, limit, keys, lane_step, HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the column word of every key, then the stream's row word, the limit below which keys are dropped, and 0.
+def row_words(rows, other, sample, head, query):
+    """One odd uint32 word per row. rows, other: the uint32 words that rows start from; the others: their numbers."""
+    sample_word = mix(rows + sample.to(tl.uint32) * STEP)
+    head_word = mix((sample_word ^ other) + head.to(tl.uint32) * HEAD_STEP)
+    return mix(mix(head_word + query.to(tl.uint32) * QUERY_STEP) ^ sample_word) | 1
+
+
+@triton.jit
+def column_words(columns, other, key):
+    """One odd uint32 word per key; columns, other: the words that columns start from."""
+    return mix(mix(columns + key.to(tl.uint32) * STEP) ^ other) | 1
+
+
+@triton.jit
+def table_words(starts, at, keys, limit, sample, head, query, key):
+    """The int32 words of a table, at places from 0 on: the column word of every key, then what kernels need of rows.
+
+    That is, at keys + 0 … 6: the first word that rows start from, the limit below which keys are dropped, 0, the second
+    word that rows start from, and the numbers of the first sample, head and query.
+    """
+    word = column_words(starts.columns, starts.other_columns, at + key).to(tl.int32, bitcast=True)
+    word = tl.where(at == keys, starts.rows.to(tl.int32, bitcast=True), word)
+    word = tl.where(at == keys + 1, limit, word)
+    word = tl.where(at == keys + 2, 0, word)
+    word = tl.where(at == keys + 3, starts.other_rows.to(tl.int32, bitcast=True), word)
+    word = tl.where(at == keys + 4, sample, word)
+    word = tl.where(at == keys + 5, head, word)
+    return tl.where(at == keys + 6, query, word)
+
+
+# A new seed, site, call or place compiles nothing: these are not specialised on.
+@triton.jit(do_not_specialize=["limit", "keys", "site", "path", "sample", "head", "query", "key"])
+def table_kernel(
+    seed_ptr, limit_ptr, table_ptr, limit, keys,
+    site, path,  # where the stream starts
+    sample, head, query, key,  # numbers of the first of each
+    HAS_LIMIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write `table_words`, for `table_row_words` and the kernels of attention.
 
     One program owns BLOCK words. Grid: blocks of the table.
     """
-    rows = start_of(seed_ptr, lane_step)
-    columns = mix(rows ^ COLUMN_SALT)
-    key = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    word = column_words(columns, key)
     if HAS_LIMIT:
         limit = tl.load(limit_ptr)
-    word = tl.where(key == keys, rows, word).to(tl.int32, bitcast=True)
-    word = tl.where(key == keys + 1, limit, word)
-    word = tl.where(key == keys + 2, 0, word)
-    tl.store(table_ptr + key, word, mask=key < keys + 3)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = table_words(starts_of(seed_ptr, site, path), at, keys, limit, sample, head, query, key)
+    tl.store(table_ptr + at, word, mask=at < keys + 7)
+
+
+@triton.jit
+def table_row_words(table, nk, sample, head, queries):
+    """One odd int32 word per query of a sample and head, by a table of nk keys that `table_kernel` wrote."""
+    rows = tl.load(table + nk).to(tl.uint32, bitcast=True)
+    other = tl.load(table + nk + 3).to(tl.uint32, bitcast=True)
+    sample += tl.load(table + nk + 4)
+    head += tl.load(table + nk + 5)
+    queries += tl.load(table + nk + 6)
+    return row_words(rows, other, sample, head, queries).to(tl.int32, bitcast=True)

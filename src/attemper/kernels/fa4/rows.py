@@ -11,7 +11,7 @@ import math
 import triton
 import triton.language as tl
 
-from attemper.kernels.common.stream import COLUMN_SALT, LANE_STEP, QUERY_STEP, STEP, column_words, mix, start_of
+from attemper.kernels.common.stream import column_words, row_words, starts_of
 from attemper.kernels.common.tiles import INFINITY_BITS
 
 LN_2 = tl.constexpr(math.log(2))
@@ -19,20 +19,26 @@ LN_2 = tl.constexpr(math.log(2))
 
 # One kernel for all lengths: sizes are not specialised on, and a size of 1 is no constant. Triton would specialise on
 # what is in a tuple all the same, so the arguments are single ones here.
-@triton.jit(do_not_specialize=["limit", "lane", "heads", "queries", "keys", "rows_at"])
+@triton.jit(
+    do_not_specialize=[
+        *("limit", "samples", "heads", "queries", "keys", "rows_at", "site", "path"),
+        *("first_sample", "first_head", "first_query", "first_key"),
+    ]
+)
 def words_kernel(
     seed_ptr, limit_ptr,  # of the stream; the limit is read where HAS_LIMIT
     words_ptr,  # what it writes
-    limit, lane,
-    heads, queries, keys, rows_at,  # B · H, tokens, where the row words begin
+    limit,
+    samples, heads, queries, keys, rows_at,  # how many there are, where the row words begin
+    site, path,  # where the stream starts
+    first_sample, first_head, first_query, first_key,  # numbers of the first of each
     HAS_LIMIT: tl.constexpr, CAUSAL: tl.constexpr, HEADER: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program owns BLOCK words. Grid: blocks of what comes before the rows, then blocks of rows.
 
     Room is filled with 0.
     """
-    rows = start_of(seed_ptr, lane.to(tl.uint32) * LANE_STEP)
-    columns = mix(rows ^ COLUMN_SALT)
+    starts = starts_of(seed_ptr, site, path)
     if HAS_LIMIT:
         limit = tl.load(limit_ptr)
     pid = tl.program_id(0)
@@ -40,19 +46,23 @@ def words_kernel(
     if pid < blocks:
         at = pid * BLOCK + tl.arange(0, BLOCK)
         inside = (at >= HEADER) & (at < HEADER + keys)
-        word = tl.where(inside, column_words(columns, at - HEADER), 0).to(tl.int32, bitcast=True)
+        word = column_words(starts.columns, starts.other_columns, at - HEADER + first_key)
+        word = tl.where(inside, word, 0).to(tl.int32, bitcast=True)
         tl.store(words_ptr + at, tl.where(at == 0, limit, word), mask=at < rows_at)
     else:
         row = (pid - blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         query = (row % queries).to(tl.int32)
-        head_word = mix(rows + (row // queries).to(tl.uint32) * STEP)
-        row_word = mix(head_word + query.to(tl.uint32) * QUERY_STEP) | 1
-        total = heads.to(tl.int64) * queries
+        head = (row // queries).to(tl.int32)
+        row_word = row_words(
+            starts.rows, starts.other_rows, head // heads + first_sample, head % heads + first_head, query + first_query
+        )
+        total = samples.to(tl.int64) * heads * queries
         lost = (row < total).to(tl.int32)
         key = keys * 0
         # A row looks at the keys it sees until one is kept, which takes a few: log(rows of a block) / log(1/p).
         while key < tl.max(lost * (query + 1 if CAUSAL else keys), 0):
-            kept = (row_word * column_words(columns, key)).to(tl.int32, bitcast=True) >= limit
+            column = column_words(starts.columns, starts.other_columns, key + first_key)
+            kept = (row_word * column).to(tl.int32, bitcast=True) >= limit
             if CAUSAL:
                 kept = kept & (key <= query)
             lost = tl.where(kept, 0, lost)

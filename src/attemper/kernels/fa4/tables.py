@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.launch import DEVICES, on_device
+from attemper.ops.stream import Stream, signed
 
 HEADER = 2
 ROOM = 512  # words, as many as the largest tile has queries
@@ -23,8 +24,9 @@ LARGEST_RATE = 0.5
 
 torch.library.define(
     "attemper::fa4_words",
-    "(Tensor seed, Tensor? limit, SymInt threshold, SymInt lane, SymInt batch, SymInt heads, SymInt queries, "
-    "SymInt keys, bool causal) -> Tensor",
+    "(Tensor seed, Tensor? limit, SymInt threshold, SymInt batch, SymInt heads, SymInt queries, SymInt keys, "
+    "bool causal, SymInt site, SymInt path, SymInt sample, SymInt head, SymInt query, SymInt key) "
+    "-> Tensor",
 )
 
 
@@ -49,40 +51,40 @@ def layout_of(batch: int, heads: int, queries: int, keys: int, hard: bool = Fals
     return Layout(rows, rows + more, rows + more + hard * more)
 
 
-def call_words(seed: Tensor, limit: int | Tensor, lane: int, shape: tuple[int, int, int, int], causal: bool) -> Tensor:
+def call_words(stream: Stream, limit: int | Tensor, shape: tuple[int, int, int, int], causal: bool) -> Tensor:
     """The words of a call whose logits have `shape`, (B, H, Nq, Nk): int32, laid out by `layout_of`.
 
-    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it; lane: which of the call's methods draws.
+    limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it.
     causal: whether query i sees keys 0 … i only, and so may lose all of them.
     """
     given = isinstance(limit, Tensor)
     words: Tensor = torch.ops.attemper.fa4_words(
-        seed, limit if given else None, 0 if given else limit, lane, *shape, causal
-    )
+        stream.seed, limit if given else None, 0 if given else limit, *shape, causal,
+        stream.site, stream.path, *stream.at[:4],
+    )  # fmt: skip
     return words
 
 
 def _words(
-    seed: Tensor, limit: Tensor | None, threshold: int, lane: int, batch: int, heads: int, queries: int, keys: int,
-    causal: bool,
+    seed: Tensor, limit: Tensor | None, threshold: int, batch: int, heads: int, queries: int, keys: int, causal: bool,
+    *numbers: int,
 ) -> Tensor:  # fmt: skip
     from attemper.kernels.fa4.rows import words_kernel
 
-    words = _words_fake(seed, limit, threshold, lane, batch, heads, queries, keys, causal)
+    words = _words_fake(seed, limit, threshold, batch, heads, queries, keys)
     layout = layout_of(batch, heads, queries, keys)
     programs = -(-layout.rows // BLOCK) + -(-(layout.size - layout.rows) // BLOCK)
     with on_device(seed):
         words_kernel[(programs,)](
-            seed, words if limit is None else limit, words, threshold, lane, batch * heads, queries, keys,
-            layout.rows, HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,
+            seed, words if limit is None else limit, words, threshold, batch, heads, queries, keys, layout.rows,
+            *map(signed, numbers), HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,
         )  # fmt: skip
     return words
 
 
 def _words_fake(
-    seed: Tensor, limit: Tensor | None, threshold: int, lane: int, batch: int, heads: int, queries: int, keys: int,
-    causal: bool,
-) -> Tensor:  # fmt: skip
+    seed: Tensor, limit: Tensor | None, threshold: int, batch: int, heads: int, queries: int, keys: int, *_: int
+) -> Tensor:
     return torch.empty(layout_of(batch, heads, queries, keys).size, dtype=torch.int32, device=seed.device)
 
 

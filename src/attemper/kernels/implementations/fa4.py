@@ -15,7 +15,7 @@ from attemper.kernels.attention.arguments import prepared
 from attemper.kernels.fa4.mixed import mixed_attention
 from attemper.kernels.fa4.operators import fa4_attention, is_hopper
 from attemper.kernels.fa4.tables import LARGEST_RATE, call_words
-from attemper.ops.call import Call
+from attemper.ops.call import Call, refuse_documents
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import Perturbation, draw
 from attemper.ops.stream import live_threshold
@@ -40,7 +40,8 @@ INSTALLED = _installed()
 
 def refuse(call: Call) -> str | None:
     """Why FlashAttention-4 cannot serve this call, or None."""
-    return _refuse_device(call) or _refuse_methods(call) or _refuse_tensors(call) or refuse_keys(call)
+    refused = refuse_documents(call) or _refuse_device(call) or _refuse_methods(call)
+    return refused or _refuse_tensors(call) or refuse_keys(call)
 
 
 def _refuse_device(call: Call) -> str | None:
@@ -66,6 +67,8 @@ def _refuse_methods(call: Call) -> str | None:
                 "knows only methods that drop every key independently, such as DropKey(0.1), or the largest logits, "
                 f"such as HardMask(0.1), inside of softmax, not {method}"
             )
+    if inside and call.is_partial:
+        return "leaves rows undropped that lose all keys; those of a part of the keys (at.key, at.keys) must lose them"
     if len(inside) > 1:
         return f"takes one method inside of softmax, and this call has {len(inside)}"
     rate = inside[0].independent_drop if inside else None
@@ -103,6 +106,8 @@ def _refuse_tensors(call: Call) -> str | None:
         return "takes no attn_mask; is_causal it takes"
     if call.is_causal and call.shape[2] != call.shape[3]:
         return f"is causal for as many queries as keys only, not for {call.shape[2]} queries and {call.shape[3]} keys"
+    if call.is_causal and call.at.query != call.at.key:
+        return "is causal where queries and keys begin at the same place only (at.query, at.key)"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "takes no part in the transforms of torch.func"
     return None
@@ -119,7 +124,7 @@ def attention(call: Call) -> Tensor:
     if _mixes(call):
         q, k, v, (_, table, scale, _, _, *hard), outside = prepared(call)
         return perturbed_heads(mixed_attention(q, k, v, table, scale, *hard), outside)
-    drawn = draw(call.methods, call.seed, call.q)
+    drawn = draw(call.methods, call.source, call.q)
     outside = [(method, stream) for method, stream in drawn if is_outside(method)]
     dtype, words = _dtype(call), None
     q, k, v = call.q.to(dtype), perturbed_keys(call, outside).to(dtype), call.v.to(dtype)
@@ -127,7 +132,7 @@ def attention(call: Call) -> Tensor:
         rate = method.independent_drop
         if rate is not None:
             limit = live_threshold(rate, q.device)
-            words = call_words(stream.seed, limit, stream.lane, call.shape, call.is_causal)
+            words = call_words(stream, limit, call.shape, call.is_causal)
     return perturbed_heads(fa4_attention(q, k, v, words, call.scale, call.is_causal), outside)
 
 

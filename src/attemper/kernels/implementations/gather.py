@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attemper.kernels import keys as key_kernels
 from attemper.kernels.attention.arguments import plain, takes
-from attemper.ops.call import Call
+from attemper.ops.call import Call, refuse_documents
 from attemper.ops.choice import is_short
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import DrawnKeys, draw
@@ -24,7 +24,7 @@ from attemper.ops.perturbation import DrawnKeys, draw
 
 def refuse(call: Call) -> str | None:
     """Why gathered keys cannot serve this call, or None."""
-    return _refuse_methods(call) or _refuse_masks(call) or refuse_keys(call)
+    return refuse_documents(call) or _refuse_methods(call) or _refuse_masks(call) or refuse_keys(call)
 
 
 def _refuse_methods(call: Call) -> str | None:
@@ -63,7 +63,7 @@ def _refuse_masks(call: Call) -> str | None:
 def attention(call: Call) -> Tensor:
     """Attention to the drawn keys alone, by torch's kernels or by ours without methods. Returns (B, H, Nq, e_v)."""
     batch, heads, _, keys = call.shape
-    drawn = draw(call.methods, call.seed, call.q)
+    drawn = draw(call.methods, call.source, call.q)
     k = perturbed_keys(call, drawn)
     method, stream = next((method, stream) for method, stream in drawn if method.shared_count(keys))
     keyset = method.draw_keys(batch, heads, keys, stream)

@@ -2,7 +2,8 @@
 
 Inside of softmax it serves one method that drops keys independently (DropKey), one that drops the largest logits of a
 row (HardMask), or both, in either order; and beside them any that stay outside (Blur, DropHead). Masks may be boolean
-or additive. Triton is imported when a kernel first runs.
+or additive. Packed documents may have DropKey and DropHead. Log-sum-exps, and calls that drop from a part of the keys,
+have no additive masks. Triton is imported when a kernel first runs.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,21 +11,53 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from attemper.kernels.attention.arguments import prepared, refuse_tensors
+from attemper.kernels.attention.arguments import in_autocasts_dtype, prepared, refuse_tensors
+from attemper.kernels.attention.document_operators import document_attention, document_tables
+from attemper.kernels.attention.log_sum_exps import attention_and_lse as fused_attention_and_lse
 from attemper.kernels.attention.operators import fused_attention, transformed
 from attemper.kernels.attention.packed import either
 from attemper.kernels.attention.penalised import with_squares
 from attemper.kernels.common.devices import refuse_device
 from attemper.kernels.penalties.logits import widest
 from attemper.ops.call import Call
-from attemper.ops.outside_softmax import is_outside, perturbed_heads, refuse_keys
+from attemper.ops.documents import Documents
+from attemper.ops.outside_softmax import is_outside, perturbed_document_heads, perturbed_heads, refuse_keys
+from attemper.ops.perturbation import draw
+from attemper.ops.stream import live_threshold
 
 SQUARES = ("v", "qk")
 
 
 def refuse(call: Call) -> str | None:
     """Why these kernels cannot serve this call, or None."""
-    return refuse_device(call.q.device) or _refuse_methods(call) or refuse_tensors(call) or refuse_keys(call)
+    refused = refuse_device(call.q.device) or _refuse_methods(call) or _refuse_documents(call)
+    return refused or _refuse_lse(call) or refuse_tensors(call) or refuse_keys(call)
+
+
+def _drops_from_parts(call: Call) -> bool:
+    return call.is_partial and any(method.independent_drop is not None for method in call.methods)
+
+
+def _refuse_lse(call: Call) -> str | None:
+    if not (call.with_lse or _drops_from_parts(call)):
+        return None
+    what = "gives log-sum-exps (return_lse)" if call.with_lse else "drops from a part of the keys (at.key, at.keys)"
+    if transformed():
+        return f"{what} outside of torch.func only"
+    if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
+        return f"{what} under boolean masks only, and this one is additive"
+    return None
+
+
+def _refuse_documents(call: Call) -> str | None:
+    if call.documents is None:
+        return None
+    if transformed():
+        return "knows no packed documents (cu_seqlens) under torch.func"
+    for method in call.methods:
+        if method.independent_drop is None and not set(method.stages) <= {"heads"}:
+            return f"cannot do in packed documents (cu_seqlens) what {method} does"
+    return None
 
 
 def _refuse_methods(call: Call) -> str | None:
@@ -50,12 +83,34 @@ def attention(call: Call) -> Tensor:
 
     Under autocast it computes in autocast's dtype, as torch's own kernels do.
     """
+    if call.documents is not None:
+        return _document_attention(call, call.documents)
+    if _drops_from_parts(call):
+        return attention_and_lse(call)[0]
     q, k, v, others, outside = prepared(call)
     if call.packed is None or transformed():
         out = fused_attention(q, k, v, *others)
     else:
         out = either(call.packed, q, k, v, *others)
     return perturbed_heads(out, outside)
+
+
+def attention_and_lse(call: Call) -> tuple[Tensor, Tensor]:
+    """`attention`, and the natural log-sum-exps of the rows, (B, H, Nq) float32."""
+    q, k, v, others, outside = prepared(call)
+    out, lse = fused_attention_and_lse(q, k, v, call.is_partial, *others)
+    return perturbed_heads(out, outside), lse
+
+
+def _document_attention(call: Call, documents: Documents) -> Tensor:
+    drawn = draw(call.methods, call.source, call.q)
+    q, k, v = in_autocasts_dtype(call.q, call.k, call.v)
+    tables = None
+    for method, stream in drawn:
+        if (rate := method.independent_drop) is not None:
+            tables = document_tables(stream, live_threshold(rate, q.device), documents, k.shape[2])
+    out = document_attention(q, k, v, documents, tables, call.scale, call.is_causal)
+    return perturbed_document_heads(out, drawn, documents)
 
 
 def squares(call: Call, wanted: Collection[str]) -> tuple[str, ...]:

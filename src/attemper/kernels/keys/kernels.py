@@ -7,17 +7,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.common.stream import COLUMN_SALT, column_words, mix, row_words, start_of
+from attemper.kernels.common.stream import column_words, mix, row_words, starts_of
 
 NARROWEST = tl.constexpr(1e-6)  # these two as in `methods.blur`
 FAINT = tl.constexpr(1e-18)
 
 
 @triton.jit
-def width_of(seed_ptr, lane_step, sigma):
+def width_of(seed_ptr, site, path, sigma):
     """How wide the Gaussian is that the stream draws."""
     zero = tl.program_id(0) * 0
-    word = row_words(start_of(seed_ptr, lane_step), zero, zero).to(tl.uint32, bitcast=True)
+    starts = starts_of(seed_ptr, site, path)
+    word = row_words(starts.rows, starts.other_rows, zero, zero, zero)
     return tl.maximum(word.to(tl.float32) * (2.0**-32) * sigma, NARROWEST)
 
 
@@ -27,13 +28,14 @@ def inverse_of(norm):
     return tl.where(norm > FAINT, 1.0 / tl.maximum(norm, FAINT), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["site", "path"])
 def blur_line_kernel(
     x, out,  # a tensor, its strides along samples, heads and tokens
     real,  # the same of the keys that are no padding, bytes (B, H, N); read where REAL
     inverse_ptr,  # (B, H, N), 1 / the sums of weights: written, or (TRANSPOSED) read
-    drawn,  # the seed, lane · LANE_STEP, the largest width
+    seed_ptr, sigma,  # of the stream, the largest width
     runs, n,
+    site, path,  # where the stream starts
     N: tl.constexpr, H: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr, CAUSAL: tl.constexpr,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +50,6 @@ def blur_line_kernel(
     x_ptr, x_b, x_h, x_n = x
     out_ptr, out_b, out_h, out_n = out
     real_ptr, real_b, real_h, real_n = real
-    seed_ptr, lane_step, sigma = drawn
     if N > 0:
         n = N
     half: tl.constexpr = W // 2
@@ -81,7 +82,7 @@ def blur_line_kernel(
         if TRANSPOSED:
             shares += (tl.load(inverse_at + shift, mask=there, other=0.0),)
     tl.debug_barrier()  # all of these are on their way before the first thing that has to wait, the seed
-    width = width_of(seed_ptr, lane_step, sigma)
+    width = width_of(seed_ptr, site, path, sigma)
     for own in tl.static_range(RUN):
         acc = tl.zeros((BLOCK, BE), tl.float32)
         norm = tl.zeros((BLOCK,), tl.float32)
@@ -122,11 +123,12 @@ def add_neighbour(
     return acc + weight[:, None] * values.to(tl.float32), norm + weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["site", "path"])
 def blur_grid_kernel(
-    x, out, real, inverse_ptr, drawn,  # as above
+    x, out, real, inverse_ptr, seed_ptr, sigma,  # as above
     sizes,  # tokens of all heads, heads, tokens of one
     image,  # tokens before it, its rows and columns
+    site, path,  # as above
     N: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, W: tl.constexpr,
     REAL: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +140,6 @@ def blur_grid_kernel(
     x_ptr, x_b, x_h, x_n = x
     out_ptr, out_b, out_h, out_n = out
     real_ptr, real_b, real_h, real_n = real
-    seed_ptr, lane_step, sigma = drawn
     lines, heads, n = sizes
     prefix, rows, cols = image
     if N > 0:
@@ -156,7 +157,7 @@ def blur_grid_kernel(
     columns = tl.arange(0, BE)
     inside = columns[None, :] < E
 
-    width = width_of(seed_ptr, lane_step, sigma)
+    width = width_of(seed_ptr, site, path, sigma)
     half: tl.constexpr = W // 2
     acc = tl.zeros((BLOCK, BE), tl.float32)
     norm = tl.zeros((BLOCK,), tl.float32)
@@ -190,83 +191,87 @@ def blur_grid_kernel(
 
 
 @triton.jit
-def scores_of(start, columns_start, head, keys):
-    """`Stream.scores`: words to sort keys by."""
-    zero = tl.program_id(0) * 0
-    row = row_words(start, head, zero).to(tl.uint32, bitcast=True)
-    return row, mix(row * column_words(columns_start, keys))
+def scores_of(row, starts, keys):
+    """`Stream.scores`: words to sort keys by. row: the word of the head."""
+    return mix(row * column_words(starts.columns, starts.other_columns, keys))
 
 
 @triton.jit
-def store_kept(kept_ptr, own, keys, count, row, columns_start, limit, SOMETIMES: tl.constexpr):
+def row_word_of(starts, index, sets, sample, head):
+    """The word of one of the key sets of all samples, of which each has `sets`; sample, head: those of the first."""
+    return row_words(starts.rows, starts.other_rows, index // sets + sample, index % sets + head, index * 0)
+
+
+@triton.jit
+def store_kept(kept_ptr, own, keys, count, row, starts, limit, SOMETIMES: tl.constexpr):
     """Whether each of the `count` first is kept; where SOMETIMES, the last of them is if its word reaches the limit."""
     kept = own >= 0
     if SOMETIMES:
-        drawn = (row * column_words(columns_start, keys)).to(tl.int32, bitcast=True) >= limit
-        kept = (own < count - 1) | drawn
+        column = column_words(starts.columns, starts.other_columns, keys)
+        kept = (own < count - 1) | ((row * column).to(tl.int32, bitcast=True) >= limit)
     tl.store(kept_ptr + own, kept.to(tl.uint8), mask=own < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["limit", "site", "path", "sample", "head"])
 def sort_kernel(
-    drawn,  # the seed, lane · LANE_STEP
+    seed_ptr,
     results,  # (sets, keys) order and rank, (sets, count) kept
-    sizes,  # keys of a set, how many of them are drawn
+    sizes,  # key sets of a sample, keys of a set, how many of them are drawn
     limit,  # of the last one that is drawn, read where SOMETIMES
+    site, path,  # where the stream starts
+    sample, head,  # numbers of the first
     SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sort keys by their scores, equal ones by their number.
 
-    One program owns a key set, and sorts it on chip: BLOCK holds all of its keys. Grid: key sets.
+    One program owns a key set, and sorts it on chip: BLOCK holds all of its keys. Grid: key sets of all samples.
     """
-    seed_ptr, lane_step = drawn
     order_ptr, rank_ptr, kept_ptr = results
-    keys, count = sizes
-    head = tl.program_id(0)
-    start = start_of(seed_ptr, lane_step)
-    columns_start = mix(start ^ COLUMN_SALT)
+    sets, keys, count = sizes
+    index = tl.program_id(0)
+    starts = starts_of(seed_ptr, site, path)
+    row = row_word_of(starts, index, sets, sample, head)
     own = tl.arange(0, BLOCK)
-    row, scores = scores_of(start, columns_start, head, own)
+    scores = scores_of(row, starts, own)
     # Signed 64-bit numbers that sort as the unsigned scores do; what is no key comes last.
     high = (scores ^ 0x80000000).to(tl.int32, bitcast=True).to(tl.int64) << 32
     order = tl.sort(tl.where(own < keys, high | own.to(tl.int64), 0x7FFFFFFFFFFFFFFF)) & 0xFFFFFFFF
-    base = head.to(tl.int64) * keys
+    base = index.to(tl.int64) * keys
     tl.store(order_ptr + base + own, order, mask=own < keys)
     tl.store(rank_ptr + base + order, own.to(tl.int64), mask=own < keys)
-    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
+    store_kept(kept_ptr + index.to(tl.int64) * count, own, keys, count, row, starts, limit, SOMETIMES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["limit", "site", "path", "sample", "head"])
 def order_kernel(
-    drawn, results, sizes, limit,  # as above
+    seed_ptr, results, sizes, limit, site, path, sample, head,  # as above
     SOMETIMES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`sort_kernel` for any number of keys: one program owns BLOCK keys, and counts for each who comes before.
 
     Grid: key set × block of keys, blocks fastest.
     """
-    seed_ptr, lane_step = drawn
     order_ptr, rank_ptr, kept_ptr = results
-    keys, count = sizes
+    sets, keys, count = sizes
     blocks = (keys + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
-    head = pid // blocks
-    start = start_of(seed_ptr, lane_step)
-    columns_start = mix(start ^ COLUMN_SALT)
+    index = pid // blocks
+    starts = starts_of(seed_ptr, site, path)
+    row = row_word_of(starts, index, sets, sample, head)
     own = (pid % blocks) * BLOCK + tl.arange(0, BLOCK)
-    row, mine = scores_of(start, columns_start, head, own)
+    mine = scores_of(row, starts, own)
     rank = tl.zeros((BLOCK,), tl.int32)
     for first in tl.range(0, keys, BLOCK):
         other = first + tl.arange(0, BLOCK)
-        _, theirs = scores_of(start, columns_start, head, other)
+        theirs = scores_of(row, starts, other)
         earlier = (theirs[None, :] < mine[:, None]) | (
             (theirs[None, :] == mine[:, None]) & (other[None, :] < own[:, None])
         )
         rank += tl.sum((earlier & (other[None, :] < keys)).to(tl.int32), 1)
-    base = head.to(tl.int64) * keys
+    base = index.to(tl.int64) * keys
     tl.store(rank_ptr + base + own, rank.to(tl.int64), mask=own < keys)
     tl.store(order_ptr + base + rank, own.to(tl.int64), mask=own < keys)
-    store_kept(kept_ptr + head.to(tl.int64) * count, own, keys, count, row, columns_start, limit, SOMETIMES)
+    store_kept(kept_ptr + index.to(tl.int64) * count, own, keys, count, row, starts, limit, SOMETIMES)
 
 
 @triton.jit

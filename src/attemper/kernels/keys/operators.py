@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attemper.kernels.common.launch import DEVICES, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
-from attemper.ops.stream import LANE_STEP, MASK
+from attemper.ops.stream import Stream, signed
 
 TOKENS = 64
 """Tokens that one program moves."""
@@ -25,45 +25,49 @@ RANKED = 64
 
 torch.library.define(
     "attemper::blur_keys",
-    "(Tensor x, Tensor seed, SymInt lane, float sigma, int w, bool causal, Tensor? real, SymInt[] grid) "
-    "-> (Tensor, Tensor)",
+    "(Tensor x, Tensor seed, SymInt site, SymInt path, float sigma, int w, bool causal, Tensor? real, "
+    "SymInt[] grid) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "attemper::blur_keys_backward",
-    "(Tensor dout, Tensor inverse, Tensor seed, SymInt lane, float sigma, int w, bool causal, Tensor? real, "
-    "SymInt[] grid) -> Tensor",
+    "(Tensor dout, Tensor inverse, Tensor seed, SymInt site, SymInt path, float sigma, int w, bool causal, "
+    "Tensor? real, SymInt[] grid) -> Tensor",
 )
 torch.library.define(
     "attemper::draw_order",
-    "(Tensor seed, SymInt lane, SymInt batch, SymInt sets, SymInt keys, SymInt count, SymInt? limit) "
-    "-> (Tensor, Tensor, Tensor)",
+    "(Tensor seed, SymInt batch, SymInt sets, SymInt keys, SymInt count, SymInt? limit, SymInt site, SymInt path, "
+    "SymInt sample, SymInt head) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define("attemper::take_keys", "(Tensor x, Tensor order, Tensor rank, SymInt count) -> Tensor")
 torch.library.define("attemper::take_keys_backward", "(Tensor dout, Tensor order, Tensor rank, SymInt heads) -> Tensor")
 
 
 def blur_keys(
-    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: Sequence[int]
+    x: Tensor, stream: Stream, sigma: float, w: int, causal: bool, real: Tensor | None, grid: Sequence[int]
 ) -> Tensor:
     """What `methods.blur.Blur.perturb_keys` gives, (B, H, N, e).
 
-    sigma: the largest width; the stream of `seed` and `lane` draws the width itself.
+    sigma: the largest width; the stream draws the width itself.
     real: boolean (B or 1, H or 1, N), the keys that are no padding.
     grid: (prefix, rows, columns) of an image, or empty: along the sequence.
     """
-    out: Tensor = torch.ops.attemper.blur_keys(x, seed, lane, sigma, w, causal, real, list(grid))[0]
+    start = (stream.seed, stream.site, stream.path)
+    out: Tensor = torch.ops.attemper.blur_keys(x, *start, sigma, w, causal, real, list(grid))[0]
     return out
 
 
 def draw_order(
-    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None
+    stream: Stream, batch: int, sets: int, keys: int, count: int, limit: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All keys in the order of `Stream.scores`, the place of every key in it, and which of the first `count` are kept.
 
     Shapes (batch, sets, keys) twice, int64, and (batch, sets, count), boolean.
     limit: of the last one that is drawn, `stream.threshold` of the rate at which it is not kept; None: always kept.
     """
-    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.draw_order(seed, lane, batch, sets, keys, count, limit)
+    numbers = (stream.site, stream.path, stream.at.sample, stream.at.head)
+    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.draw_order(
+        stream.seed, batch, sets, keys, count, limit, *numbers
+    )
     return drawn
 
 
@@ -77,13 +81,9 @@ def take_keys(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- blur
-def _lane_step(lane: int) -> int:
-    return lane * LANE_STEP & MASK
-
-
 def _launch_blur(
-    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int],
-    out: Tensor, inverse: Tensor, transposed: bool,
+    x: Tensor, out: Tensor, inverse: Tensor, transposed: bool,
+    seed: Tensor, site: int, path: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int],
 ) -> None:  # fmt: skip
     from attemper.kernels.keys.kernels import blur_grid_kernel, blur_line_kernel
 
@@ -107,25 +107,32 @@ def _launch_blur(
             parts = min(samples, batch - first) * heads
             arguments = (
                 strided(x[part]), strided(out[part]), (known[part] if strides[0] else known, *strides), inverse[part],
-                (seed, _lane_step(lane), sigma),
+                seed, sigma,
             )  # fmt: skip
             if grid:
                 blur_grid_kernel[(-(-parts * n // block),)](
-                    *arguments, (parts * n, heads, n), tuple(grid), **constants, BLOCK=block
+                    *arguments, (parts * n, heads, n), tuple(grid), signed(site), signed(path), **constants, BLOCK=block
                 )
             else:
                 runs = parts * -(-n // run)
                 blur_line_kernel[(-(-runs // block),)](
-                    *arguments, runs, n, **constants, H=heads, CAUSAL=causal, RUN=run, BLOCK=block
+                    *arguments,
+                    runs,
+                    n,
+                    signed(site),
+                    signed(path),
+                    **constants,
+                    H=heads,
+                    CAUSAL=causal,
+                    RUN=run,
+                    BLOCK=block,
                 )
 
 
-def _blur(
-    x: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int]
-) -> tuple[Tensor, Tensor]:
+def _blur(x: Tensor, *told: Any) -> tuple[Tensor, Tensor]:
     x = unit_stride(x)
     out, inverse = _blur_fake(x)
-    _launch_blur(x, seed, lane, sigma, w, causal, real, grid, out, inverse, False)
+    _launch_blur(x, out, inverse, False, *told)
     return out, inverse
 
 
@@ -133,13 +140,10 @@ def _blur_fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape[:3], dtype=torch.float32)
 
 
-def _blur_backward(
-    dout: Tensor, inverse: Tensor, seed: Tensor, lane: int, sigma: float, w: int, causal: bool, real: Tensor | None,
-    grid: list[int],
-) -> Tensor:  # fmt: skip
+def _blur_backward(dout: Tensor, inverse: Tensor, *told: Any) -> Tensor:
     dout = unit_stride(dout)
     dx = _blur_backward_fake(dout)
-    _launch_blur(dout, seed, lane, sigma, w, causal, real, grid, dx, inverse, True)
+    _launch_blur(dout, dx, inverse, True, *told)
     return dx
 
 
@@ -148,7 +152,7 @@ def _blur_backward_fake(dout: Tensor, *_: object) -> Tensor:
 
 
 def _save_blur(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, seed, ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
+    _, seed, ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # zeros for the second output would cost a launch
     ctx.save_for_backward(output[1], seed, real)
@@ -156,33 +160,33 @@ def _save_blur(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 def _blur_gradients(ctx: Any, dout: Tensor, _: object) -> tuple[Tensor | None, ...]:
     inverse, seed, real = ctx.saved_tensors
-    rest = (ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
+    rest = (ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
     dx: Tensor = torch.ops.attemper.blur_keys_backward(dout, inverse, seed, *rest)
-    return (dx, *([None] * 7))
+    return (dx, *([None] * 8))
 
 
 def _save_blur_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, seed, ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
+    _, _, seed, ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = inputs
     ctx.save_for_backward(seed, real)
 
 
 def _blur_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
     seed, real = ctx.saved_tensors  # blur is linear: the gradient of its gradient is blur
-    rest = (ctx.lane, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
-    return (torch.ops.attemper.blur_keys(ddx, seed, *rest)[0], *([None] * 8))
+    rest = (ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
+    return (torch.ops.attemper.blur_keys(ddx, seed, *rest)[0], *([None] * 9))
 
 
 # ------------------------------------------------------------------------------------------------------------ gather
 def _draw_order(
-    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None
+    seed: Tensor, batch: int, sets: int, keys: int, count: int, limit: int | None, *numbers: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     from attemper.kernels.keys.kernels import order_kernel, sort_kernel
 
-    order, rank, kept = _draw_order_fake(seed, lane, batch, sets, keys, count)
+    order, rank, kept = _draw_order_fake(seed, batch, sets, keys, count)
     if order.numel():
         arguments = (
-            (seed, _lane_step(lane)), (order, rank, kept.view(torch.uint8)), (keys, count),
-            0 if limit is None else limit,
+            seed, (order, rank, kept.view(torch.uint8)), (sets, keys, count), 0 if limit is None else limit,
+            *map(signed, numbers),
         )  # fmt: skip
         with on_device(seed):
             if keys <= SORTED:
@@ -198,7 +202,7 @@ def _draw_order(
 
 
 def _draw_order_fake(
-    seed: Tensor, lane: int, batch: int, sets: int, keys: int, count: int, limit: int | None = None
+    seed: Tensor, batch: int, sets: int, keys: int, count: int, *_: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     order = seed.new_empty((batch, sets, keys), dtype=torch.int64)
     return order, torch.empty_like(order), seed.new_empty((batch, sets, count), dtype=torch.bool)

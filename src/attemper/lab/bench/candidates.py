@@ -14,7 +14,6 @@ import attemper
 from attemper.errors import ParameterError, suggestion
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import column_words, row_words, stream_words, threshold
 from attemper.recipe import as_methods
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -125,7 +124,8 @@ def ours(q: Tensor, k: Tensor, v: Tensor, recipe: str) -> list[Candidate]:
 
 def _implementation(name: str, methods: tuple[Perturbation, ...], seed: int | None) -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attemper.attention(q, k, v, methods=methods, seed=seed, impl=name)  # type: ignore[arg-type]
+        out: Tensor = attemper.attention(q, k, v, methods=methods, seed=seed, impl=name)  # type: ignore[call-overload]
+        return out
 
     return attend
 
@@ -158,17 +158,9 @@ def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def flex_dropkey(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """FlexAttention with our keep mask as its score function; a row that loses every key is left to it."""
+    """FlexAttention with DropKey as its score_mod."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    batch, heads, tokens, _ = q.shape
-    row_start, column_start = stream_words(draw_seed(q))
-    rows = row_words(row_start, batch * heads, tokens).to(torch.int32).view(batch, heads, tokens)
-    columns = column_words(column_start, k.shape[2]).to(torch.int32)
-    limit = threshold(RATE)
-
-    def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return torch.where(rows[b, h, i] * columns[j] >= limit, score, -torch.inf)
-
+    drop = attemper.flex.score_mod(attemper.methods.DropKey(RATE), draw_seed(q), (*q.shape[:3], k.shape[2]))
     out: Tensor = flex_attention(q, k, v, score_mod=drop)
     return out

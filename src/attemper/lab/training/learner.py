@@ -48,6 +48,8 @@ class Learner:
             self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
             self.tempered = attemper.apply(self.model, spec.recipe)
         self.tempered.batch_share = share
+        if ranks.alone:  # whoever else is there sees nothing of this model's batches
+            self.tempered.samples(first=0, count=1)
         self.model.to(device)
         if ranks.sharded:
             shard(self.model, ranks, device)
@@ -59,6 +61,8 @@ class Learner:
         self.accumulate = accumulate
         self.waiting = 0
         """Batches whose gradients the optimiser has not seen yet."""
+        self.seeds: list[Tensor] = []
+        """Of the passes of the last batch, if they drew any. A captured step has them in memory of its own."""
         self.teacher: nn.Module | None = None
         """Whole on every rank, and no part of the model: nothing tempers, trains, averages or stores it."""
         if self.budget.teacher is not None:
@@ -102,6 +106,7 @@ class Learner:
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The training loss with all that the recipe adds to it; the meter counts it."""
         seen: list[tuple[Tensor, Tensor]] = []
+        self.seeds = []
         counted = counted_in(targets)
         weight = self.weight(counted)
         taught = self.taught(inputs)
@@ -111,8 +116,14 @@ class Learner:
             seen.append((loss.detach(), logits.detach()))
             return loss
 
+        def forward() -> Any:
+            out = self.network(inputs)
+            if (seed := self.tempered.control.ledger.last_seed) is not None:
+                self.seeds.append(seed)
+            return out
+
         with self.autocast():
-            total = self.tempered.loss(lambda: self.network(inputs), criterion, counted, weight)
+            total = self.tempered.loss(forward, criterion, counted, weight)
         losses = torch.stack([loss for loss, _ in seen])  # a recipe that compares passes asks once for each
         means = losses.mean(), self.task.right(seen[0][1], targets)
         loss, right = means if weight is None else (weight * mean for mean in means)

@@ -27,6 +27,7 @@ from attemper.lab.training.rates import moves, rates_now
 from attemper.lab.training.run_folder import Owner, take_folder
 from attemper.lab.training.run_state import RunState
 from attemper.lab.training.schedule import learning_rate
+from attemper.lab.training.seed_log import SeedLog
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import RunSpec
 from attemper.lab.training.teacher import with_teacher_hash
@@ -149,6 +150,9 @@ class Run:
         self.examine = examine if spec.evaluate else None
         self.data = RunData(spec, task, device, ranks)
         self.learner = Learner(spec, task, device, self.data.accumulate, ranks, self.data.share)
+        if not ranks.alone:
+            here = self.data.part
+            self.learner.tempered.samples(first=here.start, count=here.stop - here.start)
         self.recorder = None if probe_every is None or not ranks.main else self.make_recorder(probe_every)
         self.state = RunState(made_under=[versions_here().to_dict()])
         self.best: Mapping[str, Tensor] = self.learner.weights()
@@ -158,6 +162,8 @@ class Run:
             if folder is None
             else Interruptions(folder, owner, self.learner, ranks, self.warn, accept_versions=accept_versions)
         )
+        draws = self.learner.tempered.control.draws
+        self.seed_log = SeedLog(folder) if folder is not None and draws and ranks.main else None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seed_everything(spec.seed, *([ranks.rank] if ranks.rank else []))
@@ -196,20 +202,28 @@ class Run:
             self.learner.set_lr(self.rate(epoch, batch))
             self.tell_progress(epoch, batch)
             learn(inputs, targets)
+            if self.seed_log is not None:
+                self.seed_log.note(self.steps_before(epoch, batch) + 1, self.learner.seeds)
             if self.recorder is not None and batch % self.data.accumulate == 0:
                 self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
             if self.time_to_look(batch):
-                reading = self.learner.meter.read()
+                reading = self.read()
                 self.report(epoch, batch, reading.loss)
                 if reading.bad_batch is not None:
                     break
             self.pause(batch)
-        reading = self.learner.meter.read()
+        reading = self.read()
         if reading.bad_batch is not None:
             step = (reading.bad_batch - 1) // self.data.accumulate + 1
             self.state.diverged = {"epoch": epoch, "step": step, "loss": finite(reading.bad_loss)}
         self.count_time()
         return reading
+
+    def read(self) -> Reading:
+        """What was counted so far; this waits for the device, so seeds are fetched and written at the same time."""
+        if self.seed_log is not None:
+            self.seed_log.write()
+        return self.learner.meter.read()
 
     def count_time(self) -> None:
         """Add what was spent on training since it was last counted."""
@@ -331,6 +345,8 @@ class Run:
     def save(self) -> None:
         if self.interruptions is not None:
             begun = time.perf_counter()
+            if self.seed_log is not None:
+                self.seed_log.write(durable=True)
             self.interruptions.save(dataclasses.replace(self.state, seconds=self.seconds()), self.best)
             self.last_saved = time.perf_counter()
             self.saving = self.last_saved - begun
@@ -345,6 +361,8 @@ class Run:
         if (found := self.interruptions.resume(self.best)) is not None:
             self.state, self.best = found
         self.ranks.from_main(self.interruptions.mark)
+        if self.seed_log is not None:
+            self.seed_log.resume(self.steps_before(self.state.epoch + 1, self.state.batch + 1))
 
     def seconds(self) -> float:
         return self.state.seconds + time.perf_counter() - self.begun

@@ -1,0 +1,1 @@
+"""Attemper inside of other people's attention."""
