@@ -27,7 +27,10 @@ class RootAction(Action):
 
     def resolve(self, methods: dict[str, Method]) -> None:
         """At rate zero nothing is drawn: the model's own dropout finds torch's generator as without us."""
-        self.control.draws = any(method.stochastic and not method.idle for method in methods.values())
+        control = self.control
+        control.draws = any(method.stochastic and not method.idle for method in methods.values())
+        if not control.draws:
+            control.ledger.last_seed, control.ledger.last_notes = None, {}
 
     def draws(self, training: bool) -> bool:
         """Whether sites draw from the pass that begins here."""

@@ -35,7 +35,7 @@ def register(control: Control) -> int:
 def position_of_pass(control: Control, module: nn.Module, where: Tensor | torch.device) -> Position:
     """Where this process stands in a pass that begins with a module."""
     if torch.compiler.is_compiling():
-        return traced_position(control.key)
+        return traced_position(control)
     if control.trial:  # on a model that may be made parallel later
         return ALONE
     position = control.locator.find(module)
@@ -47,19 +47,18 @@ def position_of_pass(control: Control, module: nn.Module, where: Tensor | torch.
 
 def standing(control: Control) -> Position:
     """Where this process stands, for a site that runs by itself or draws nothing."""
-    return traced_position(control.key) if torch.compiler.is_compiling() else control.locator.find_again()
+    return traced_position(control) if torch.compiler.is_compiling() else control.locator.find_again()
 
 
-def traced_position(key: int) -> Position:
+def traced_position(control: Control) -> Position:
     """The same for what a compiler traces."""
-    found: Position = _constant_position(key)
+    found: Position = _constant_position(control)
     return found
 
 
 @constant
-def _constant_position(key: int) -> Position:
-    position: Position = CONTROLS[key].locator.find_again()
-    return position
+def _constant_position(control: Control) -> Position:
+    return control.locator.find_again()
 
 
 def offsets(control: Control, position: Position, rows: int, place: Place | None, counted: bool = False) -> Offsets:
