@@ -236,12 +236,12 @@ def traced_source(control: Control, site: Site, x: Tensor, at: Offsets, position
     """
     draws = control.ledger.draws
     if draws is None and inside_subgraph():  # the compiler keeps the generator's state for what it computes again
-        note_traced(control, site.word)
+        note_traced(control.label, site.word)
         return Source(position.agree(draw_seed(x)), site.word, 0, at)
     if draws is None or not (draws.traced or inside_subgraph()):
         return Source(torch.ops.attemper.pass_seed(x.detach(), control.key, site.tensor), at=at)
     word = site.word
-    note_traced(control, word)
+    note_traced(control.label, word)
     number = draws.calls.get(word, 0) + count_inside(word, inside_subgraph())
     if not inside_subgraph():
         draws.calls[word] = draws.calls.get(word, 0) + 1
@@ -249,9 +249,9 @@ def traced_source(control: Control, site: Site, x: Tensor, at: Offsets, position
 
 
 @constant
-def note_traced(control: Control, site: int) -> None:
-    """Write down that a site draws in compiled code, which notes nothing."""
-    control.traced.add(site)
+def note_traced(label: str, site: int) -> None:
+    """Write down that a site draws in compiled code, which notes nothing. label: of the tempered model."""
+    CONTROLS[int(label)].traced.add(site)
 
 
 @constant

@@ -55,6 +55,8 @@ class Control:
     """Of the last backward pass under auto_penalty: the sum of the weights' versions, and its number."""
     key: int = field(init=False)
     """A number for operators, which take no objects."""
+    label: str = field(init=False)
+    """The same as text: of all that names a model, only text is a constant for every compiler."""
     draws: bool = field(init=False)
     """Whether the recipe, at its rates of now, draws random numbers."""
     traced: set[int] = field(default_factory=set)
@@ -73,7 +75,7 @@ class Control:
     """Whether the recipe adds anything to the loss."""
 
     def __post_init__(self) -> None:
-        self.key = register(self)
+        self.key, self.label = register(self)
         self.evenness = Evenness(describe(self.methods))
         self.draws = any(method.stochastic for method in self.methods)
         self.compares = any(isinstance(method, LossTerm) and method.strength > 0 for method in self.methods)
@@ -143,7 +145,7 @@ class Control:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, ledgers=Ledgers())
-        self.key = register(self)
+        self.key, self.label = register(self)
 
 
 def hooks_saved_tensors() -> bool:

@@ -25,11 +25,11 @@ CONTROLS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 NUMBERS = itertools.count()
 
 
-def register(control: Control) -> int:
-    """A number by which operators find a tempered model."""
+def register(control: Control) -> tuple[int, str]:
+    """A number by which operators find a tempered model, and the same as text."""
     key = next(NUMBERS)
     CONTROLS[key] = control
-    return key
+    return key, str(key)
 
 
 def position_of_pass(control: Control, module: nn.Module, where: Tensor | torch.device) -> Position:
@@ -52,13 +52,14 @@ def standing(control: Control) -> Position:
 
 def traced_position(control: Control) -> Position:
     """The same for what a compiler traces."""
-    found: Position = _constant_position(control)
+    found: Position = _constant_position(control.label)
     return found
 
 
 @constant
-def _constant_position(control: Control) -> Position:
-    return control.locator.find_again()
+def _constant_position(label: str) -> Position:
+    found: Position = CONTROLS[int(label)].locator.find_again()
+    return found
 
 
 def offsets(control: Control, position: Position, rows: int, place: Place | None, counted: bool = False) -> Offsets:

@@ -48,8 +48,12 @@ class Experiment:
     """Images per step."""
     lr: float = 1e-3
     """Learning rate."""
+    warmup_epochs: float = 5.0
+    """Epochs over which the learning rate rises."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the forward pass in training."""
+    jobs: int = 1
+    """Runs at a time, each in a process of its own: small networks leave most of a GPU idle."""
     out: Path = Path("experiments")
     """Where files are written."""
     data: Data = None
@@ -71,7 +75,13 @@ class Experiment:
 
         experiment = find_experiment(self.name)
         task = open_task(self.task, self.data)
-        budget = Budget(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr, precision=self.precision)
+        budget = Budget(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            warmup_epochs=self.warmup_epochs,
+            precision=self.precision,
+        )
         models = {"VIT": self.vit, "MIXER": self.mixer, "RESNET": self.resnet}
         check_out(self.out, self.name, asked(experiment, task, budget, models))
         notes = [f"note: {note}" for note in schedule_notes(budget)]
@@ -86,6 +96,8 @@ class Experiment:
             models=models,
             out=self.out,
             device=self.device,
+            jobs=self.jobs,
+            data=self.data,
             log=lambda line: say(where, line),
         )
         say(where, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")

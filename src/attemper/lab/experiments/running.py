@@ -14,6 +14,7 @@ from attemper.errors import ParameterError
 from attemper.lab.experiments.catalogue import MODELS, Experiment, choose_arms, find_experiment
 from attemper.lab.experiments.kept import Kept
 from attemper.lab.experiments.runs import IMAGES, ArmRun, run_arm
+from attemper.lab.experiments.side_by_side import run_side_by_side
 from attemper.lab.experiments.summary import summarise
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.notifications import LogCallback
@@ -22,6 +23,7 @@ from attemper.lab.training.loop import choose_device
 from attemper.lab.training.spec import Budget
 
 MOST_SEEDS = 1_000
+MOST_JOBS = 64
 
 
 def run_experiment(
@@ -35,6 +37,8 @@ def run_experiment(
     models: Mapping[str, str] = MODELS,
     out: Path | None = None,
     device: torch.device | str | None = None,
+    jobs: int = 1,
+    data: Path | None = None,
     log: LogCallback = lambda line: None,
 ) -> dict[str, Any]:
     """Train the arms under every seed, look into them, and give plain data.
@@ -42,10 +46,12 @@ def run_experiment(
     arms, only_seeds: the part to run now; nothing: all of it. What is put together is whatever is finished.
     models: what the arms' placeholders stand for; those that are not given are the ones for digits.
     out: where every finished run is kept, and found again by the same command; None: nowhere.
+    jobs: runs at a time; more than one are processes of their own, which open the task by its name, from data.
     log: called with a line per finished run, and now and then between.
     """
     experiment = find_experiment(name)
     _check_seeds(seeds, only_seeds)
+    _check_jobs(jobs)
     wanted = {arm.name for arm in choose_arms(experiment, arms)}
     plan = [
         ArmRun(name, arm, seed, task.name, budget, {**MODELS, **models})
@@ -57,7 +63,12 @@ def run_experiment(
         missing = [one for one in now if kept.read(one) is None]
         for arm in dict.fromkeys(one.arm for one in missing):  # all of them before any is trained
             check_run(next(one for one in missing if one.arm == arm).spec(), task)
-        _run_all(missing, len(now), task, kept, choose_device(device), log)
+        done = Counted(missing, len(now), log)
+        if jobs == 1 or not missing:
+            for one in missing:
+                done.finished(one, kept.write(one, run_arm(one, task, kept.working(one), choose_device(device), log)))
+        else:
+            run_side_by_side(missing, jobs, data, kept, choose_device(device), done.finished)
         found = _all_found(plan, kept)
     if not found:
         raise ParameterError(f"No run of '{name}' is finished.")
@@ -94,19 +105,28 @@ def _kept(out: Path | None, name: str, task: Task) -> Iterator[Kept]:
         yield Kept(Path(folder), task.fingerprint)
 
 
-def _run_all(
-    missing: Sequence[ArmRun], wanted: int, task: Task, kept: Kept, device: torch.device, log: LogCallback
-) -> None:
-    """Run what is missing, and say after each how far it is. wanted: how many there are, finished ones too."""
-    if done := wanted - len(missing):
-        log(f"{done} of {wanted} runs are finished already.")
-    begun = time.perf_counter()
-    for at, one in enumerate(missing, start=1):
-        found = kept.write(one, run_arm(one, task, kept.working(one), device, log))
-        left = (time.perf_counter() - begun) / at * (len(missing) - at)
+def _check_jobs(jobs: int) -> None:
+    if not 1 <= jobs <= MOST_JOBS:
+        raise ParameterError(f"jobs is {jobs}; it must be from 1 to {MOST_JOBS}.")
+
+
+class Counted:
+    """Says after every run how far an experiment is. wanted: how many runs there are, those finished before too."""
+
+    def __init__(self, missing: Sequence[ArmRun], wanted: int, log: LogCallback) -> None:
+        self.missing, self.wanted, self.log = len(missing), wanted, log
+        self.done = 0
+        self.begun = time.perf_counter()
+        if before := wanted - len(missing):
+            log(f"{before} of {wanted} runs are finished already.")
+
+    def finished(self, one: ArmRun, found: Mapping[str, Any]) -> None:
+        self.done += 1
+        still = self.missing - self.done
+        left = (time.perf_counter() - self.begun) / self.done * still
         score = "diverged" if found["test"] is None else f"{100 * found['test']:.2f} %"
-        log(
-            f"{one.label}: {score}, {found['seconds']:.0f} s ({done + at} of {wanted} runs"
+        self.log(
+            f"{one.label}: {score}, {found['seconds']:.0f} s ({self.wanted - still} of {self.wanted} runs"
             + (f", about {left / 60:.0f} min left)" if left else ")")
         )
 

@@ -56,6 +56,7 @@ class GraphedStep:
                 self.step = self.replay
             except RuntimeError as error:
                 self.learner.forget()
+                renew_generator(self.learner.device)
                 self.step = self.learner.learn
                 self.warn(f"The step cannot be captured in a CUDA graph, and runs without one: {error}")
         self.step(inputs, targets)
@@ -84,6 +85,15 @@ class GraphedStep:
         with torch.cuda.graph(graph):
             self.learner.learn(self.inputs, self.targets)
         return graph
+
+
+def renew_generator(device: torch.device) -> None:
+    """Give a GPU a generator in the same state. A capture that failed leaves the old one unable to draw."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    old = torch.cuda.default_generators[index]
+    new = torch.Generator(device)
+    new.set_state(old.get_state())
+    old.graphsafe_set_state(new.graphsafe_get_state())
 
 
 class Snapshot:
