@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import attemper
-from attemper.kernels.attention import operators
+from attemper.kernels.attention import launches, operators
 from attemper.kernels.common import plans as plan
 from attemper.methods import DropKey, HardMask
 from attemper.ops.perturbation import Perturbation
@@ -17,14 +20,21 @@ from triton_hardmask_cases import check as check_methods
 @pytest.fixture(autouse=True)
 def always_whole(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kernel serves float32 too, which the interpreter multiplies exactly; the list counts its launches."""
-    launches: list[int] = []
+    launched: list[int] = []
 
     def split(nq: int, nk: int, *_: object) -> plan.WholePlan:
-        launches.append(nq)
         return plan.WholePlan(*plan._split(nq), *plan._split(nk), warps=4)
 
-    monkeypatch.setattr(operators, "whole_plan", split)
-    return launches
+    def counted(q: Tensor, *others: Any) -> launches.BackwardLaunches:
+        found = launches.backward_launches(q, *others)
+        launched.extend([q.shape[2]] * (found.whole is not None))
+        return found
+
+    monkeypatch.setattr(launches, "whole_plan", split)
+    monkeypatch.setattr(launches, "is_static", lambda nq, nk: True)  # however many lengths other tests had
+    monkeypatch.setattr(launches, "_backwards", {})
+    monkeypatch.setattr(operators, "backward_launches", counted)
+    return launched
 
 
 @pytest.mark.parametrize("p", [None, 0.1])

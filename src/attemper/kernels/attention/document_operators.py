@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.attention.operators import DELTA_ROWS, SPAN, no_second_gradients
+from attemper.kernels.attention.launches import DELTA_ROWS, SPAN
+from attemper.kernels.attention.operators import no_second_gradients
 from attemper.kernels.common.flops import counted_by, document_backward_flops, document_flops
 from attemper.kernels.common.launch import (
     DEVICES,
     FLAG_ROWS,
     LOG2E,
+    launch,
     on_device,
     precision,
     strided,
@@ -71,7 +73,7 @@ def _tables(
 
     tables = _tables_fake(seed, limit, threshold, offsets, keys)
     with on_device(seed):
-        document_tables_kernel[(-(-tables.numel() // BLOCK),)](
+        launch(document_tables_kernel, (-(-tables.numel() // BLOCK),),
             seed, tables if limit is None else limit, offsets, tables, threshold, offsets.shape[0] - 1, tables.numel(),
             *map(signed, numbers), HAS_LIMIT=limit is not None, BLOCK=BLOCK,
         )  # fmt: skip
@@ -120,13 +122,22 @@ def _forward(
     }  # fmt: skip
     tiles = _tiles(nq, documents, plan.m)
     with on_device(q):
-        document_forward_kernel[(heads * tiles,)](
+        launch(document_forward_kernel, (heads * tiles,),
             *tensors, tiles, *sizes, **constants, BM=plan.m, BN=plan.n, FIXED=fixed, AT_ONCE=plain,
             num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
         )  # fmt: skip
         if tables is not None or (fixed and not plain):
-            document_repair_kernel[(-(-flags.numel() // SPAN),)](
-                *tensors, flags.numel(), *sizes, **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1
+            launch(
+                document_repair_kernel,
+                (-(-flags.numel() // SPAN),),
+                *tensors,
+                flags.numel(),
+                *sizes,
+                **constants,
+                BN=32,
+                SPAN=SPAN,
+                num_warps=4,
+                num_stages=1,
             )
     return out, stats, flags
 
@@ -162,18 +173,18 @@ def _backward(
     delta_tiles = _tiles(nq, documents, DELTA_ROWS)
     key_tiles, query_tiles = _tiles(nk, documents, plan.key_n), _tiles(nq, documents, plan.query_m)
     with on_device(q):
-        document_delta_kernel[(heads * delta_tiles,)](
+        launch(document_delta_kernel, (heads * delta_tiles,),
             out_rows, dout_rows, stats, pairs, offsets, documents, delta_tiles, heads,
             EV=ev, BEV=padded(ev), BM=DELTA_ROWS,
         )  # fmt: skip
-        document_backward_kernel[(key_heads * (key_tiles + sizes[1] * query_tiles),)](
+        launch(document_backward_kernel, (key_heads * (key_tiles + sizes[1] * query_tiles),),
             q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, where, offsets, documents, key_tiles,
             query_tiles, *sizes, **constants, DROP=tables is not None,
             KEY_N=plan.key_n, KEY_M=plan.key_m, QUERY_M=plan.query_m, QUERY_N=plan.query_n,
             num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
         )  # fmt: skip
         if tables is not None:
-            document_spared_kernel[(key_heads * documents,)](
+            launch(document_spared_kernel, (key_heads * documents,),
                 q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, where, offsets, documents, *sizes,
                 **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
             )  # fmt: skip

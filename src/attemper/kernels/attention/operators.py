@@ -17,26 +17,18 @@ from attemper.kernels.attention.launch_arguments import (
     penalty_gradient_arguments,
     table_arguments,
 )
+from attemper.kernels.attention.launches import backward_launches, forward_launches
+from attemper.kernels.common.direct import is_aligned
+from attemper.kernels.common.eager import is_plain, transformed
 from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
-from attemper.kernels.common.launch import (
-    DEVICES,
-    FLAG_ROWS,
-    LOG2E,
-    on_device,
-    precision,
-    strided,
-    token_major,
-    unit_stride,
-)
-from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, padded, tail, whole_plan
-
-SPAN = 128  # flags that one program looks at
-DELTA_ROWS = 32
+from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, strided, token_major, unit_stride
 
 OTHERS = (
     "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
     "str fill='none'"
 )
+LAST = (None, None, None, "none")
+"""What the last of these arguments are where they are left out."""
 torch.library.define(
     "attemper::fused_attention", f"(Tensor q, Tensor k, Tensor v, {OTHERS}) -> (Tensor, Tensor, Tensor)"
 )
@@ -59,14 +51,13 @@ def fused_attention(
     cuts, hard, fill: hard masking, by `row_cuts` and a `drop_table` of its own; fill is "zero", "neg_inf" or "none".
     """
     arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)
-    # Autograd of library operators does not take part in torch.func.grad; that of a function does.
-    out: Tensor = (FusedAttention.apply if transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
+    out: Tensor
+    if is_plain(q):
+        out = DirectAttention.apply(*arguments)
+    else:
+        # Autograd of library operators does not take part in torch.func.grad; that of a function does.
+        out = (FusedAttention.apply if transformed() else torch.ops.attemper.fused_attention)(*arguments)[0]
     return out
-
-
-def transformed() -> bool:
-    """Whether torch.func is at work: its tensors are wrapped."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -81,38 +72,24 @@ def forward(
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, stats and flags."""
-    from attemper.kernels.attention.forward import forward_kernel
-    from attemper.kernels.attention.repair import repair_kernel
-
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     out = token_major(q, q.shape[1], q.shape[2], v.shape[3])
     stats, flags = _stats(q, table)
-    (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     if out.numel() == 0:
         return out, stats, flags
-    static = is_static(nq, nk)
-    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
+    heads, words = q.shape[1], stats[-1]
     masked, kind = mask_arguments(mask, tops, q)
-    fixed = plan.fixed and q.dtype != torch.float16
-    plain = fixed and table is None and fill == "none" and kind == "none" and not causal
+    main, repair = forward_launches(q, k, v, mask, kind, table is not None, causal, fill)
     arguments = (
-        strided(q), strided(k), strided(v), strided(out), (stats, stats[-1], flags),
-        table_arguments(table, hard, cuts, stats), masked, (heads, heads // k.shape[1], nq, nk), scale * LOG2E,
+        strided(q), strided(k), strided(v), strided(out), (stats, words, flags),
+        table_arguments(table, hard, cuts, stats), masked, (heads, heads // k.shape[1], q.shape[2], k.shape[2]),
+        scale * LOG2E,
     )  # fmt: skip
-    constants = {
-        "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "DROP": table is not None, "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
-    }  # fmt: skip
+    aligned = is_aligned(q, k, v, out, stats, words, flags, table, hard, cuts, mask, tops)
     with on_device(q):
-        forward_kernel[(batch * heads * -(-nq // plan.m),)](
-            *arguments, **constants, NQ=nq if static else 0, NK=nk if static else 0, BM=plan.m, BN=plan.n,
-            TAIL_M=tail(nq, plan.m, static), TAIL_N=tail(nk, plan.n, static and not causal, kind == "last"),
-            FIXED=fixed, AT_ONCE=plain, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
-        )  # fmt: skip
-        if table is not None or (fixed and not plain):
-            repair_kernel[(-(-flags.numel() // SPAN),)](
-                *arguments, flags.numel(), **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1
-            )
+        main(aligned, *arguments)
+        if repair is not None:
+            repair(aligned, *arguments, flags.numel())
     return out, stats, flags
 
 
@@ -134,68 +111,45 @@ def backward_into(
 
     penalty_gradients: what penalties add to them. dlse: (B, H, Nq), the gradient of the natural log-sum-exps.
     """
-    from attemper.kernels.attention.backward import backward_kernel, delta_kernel
-    from attemper.kernels.attention.repair import spared_kernel
-    from attemper.kernels.attention.whole import whole_kernel
-
     q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
-    (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
+    heads, nq, nk = q.shape[1], q.shape[2], k.shape[2]
     if out.numel() == 0:
         for grad in grads:
             grad.zero_()
         return
-    static = is_static(nq, nk)
+    group, words = heads // k.shape[1], stats[-1]
     masked, kind = mask_arguments(mask, tops, q)
-    group = heads // k.shape[1]
-    q_rows, k_rows, v_rows, dout_rows, out_rows = (strided(t) for t in (q, k, v, dout, out))
-    dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
     tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
-    constants = {
-        "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
-    }  # fmt: skip
     penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
-    small = None
-    if static and group == 1 and dlse is None:
-        small = whole_plan(nq, nk, padded(max(e, ev)), q.dtype, table is not None)
-    if small is not None:
-        with on_device(q):
-            whole_kernel[(batch * heads,)](
-                q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows, (stats, stats[-1], flags),
-                tables, masked, penalty_tensors, heads, scales,
-                **constants, **penalty_constants, NQ=nq, NK=nk, DROP=table is not None,
-                BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
-                num_warps=small.warps, num_stages=1, maxnreg=small.registers,
-            )  # fmt: skip
-        return
-    plan = backward_plan(nq, nk, padded(max(e, ev)), q.dtype, fill != "none")
-    pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
-    tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
-    saved, sizes = (stats[-1], pairs), (heads, group, nq, nk)
+    q_rows, k_rows, v_rows, dout_rows, out_rows = strided(q), strided(k), strided(v), strided(dout), strided(out)
+    dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
+    launches = backward_launches(
+        q, k, v, (dout, out, *grads), mask, kind, table is not None, causal, fill, dlse is None, penalty_constants
+    )
+    aligned = is_aligned(
+        q, k, v, dout, out, *grads, stats, words, flags, table, hard, cuts, mask, tops, *penalty_tensors
+    )
     with on_device(q):
-        delta_kernel[(batch * heads * -(-nq // DELTA_ROWS),)](
-            out_rows, dout_rows, stats, pairs, heads, nq, EV=ev, BEV=padded(ev), BM=DELTA_ROWS
-        )
+        if launches.whole is not None:
+            launches.whole(
+                aligned, q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows,
+                (stats, words, flags), tables, masked, penalty_tensors, heads, scales,
+            )  # fmt: skip
+            return
+        pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
+        saved, sizes = (words, pairs), (heads, group, nq, nk)
+        launches.delta(aligned, out_rows, dout_rows, stats, pairs, heads, nq)
         if dlse is not None:  # the gradient of a logit is its weight times (dP − delta), or here (dP + dlse − delta)
             deltas = pairs.view(torch.float32)[..., 1 : 2 * nq : 2]  # the high halves
             deltas -= dlse
-        backward_kernel[(batch * k.shape[1] * tiles,)](
-            q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked, penalty_tensors,
-            sizes, scales, **constants, **penalty_constants,
-            NQ=nq if static else 0, NK=nk if static else 0, GROUP=group, DROP=table is not None,
-            KEY_N=plan.key_n, KEY_M=plan.key_m,
-            KEY_TAIL_N=tail(nk, plan.key_n, static), KEY_TAIL_M=tail(nq, plan.key_m, static),
-            QUERY_M=plan.query_m, QUERY_N=plan.query_n,
-            QUERY_TAIL_M=tail(nq, plan.query_m, static),
-            QUERY_TAIL_N=tail(nk, plan.query_n, static and not causal, kind == "last"),
-            num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+        launches.main(
+            aligned, q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked,
+            penalty_tensors, sizes, scales,
         )  # fmt: skip
         if table is not None:
-            each = group * flags.shape[2]
-            share = each * max(1, SPAN // each)
-            spared_kernel[(-(-flags.numel() // share),)](
-                q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked, sizes, scales,
-                share, flags.numel(), **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1,
+            launches.spared(
+                aligned, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked, sizes,
+                scales, launches.share, flags.numel(),
             )  # fmt: skip
 
 
@@ -222,6 +176,31 @@ def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     backward = FusedAttentionBackward.apply if transformed() else torch.ops.attemper.fused_attention_backward
     grads = backward(dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
     return (*grads, *([None] * 8))
+
+
+def filled(others: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments behind Q, K and V, those that were left out, too."""
+    return (*others, *LAST[len(others) - 4 :]) if len(others) < 8 else others
+
+
+class DirectAttention(torch.autograd.Function):
+    """The operator in eager mode, where nobody looks at operators: a dispatcher's way to Python and back is spared."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        output = forward(*arguments)
+        _save(ctx, arguments, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if dout is None:
+            return (None,) * 11
+        if not is_plain(dout) or torch.is_grad_enabled():  # which says that there are no second gradients
+            return _gradients(ctx, dout)
+        q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
+        return (*_backward(dout, q, k, v, out, stats, flags, *others), *([None] * 8))
 
 
 class FusedAttention(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attemper.kernels.attention import operators
 from attemper.kernels.attention.operators import OTHERS
+from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, packed_backward_flops, packed_flops
 from attemper.kernels.common.launch import DEVICES
 
@@ -51,7 +52,13 @@ def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor
     As a composite operator it is run as it is when a compiler traces the call, since only then it is known whose
     memory is whose.
     """
-    out: Tensor = torch.ops.attemper.packed_or_fused_attention(qkv, q, k, v, *others)
+    out: Tensor
+    if is_plain(q) and is_plain(qkv):
+        out = (
+            DirectPackedAttention.apply(qkv, q.shape[1], *operators.filled(others)) if is_packed(qkv, q, k, v) else None
+        )
+        return operators.fused_attention(q, k, v, *others) if out is None else out
+    out = torch.ops.attemper.packed_or_fused_attention(qkv, q, k, v, *others)
     return out
 
 
@@ -92,6 +99,26 @@ def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
         dout, qkv, ctx.heads, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill
     )
     return (grad, *([None] * 9))
+
+
+class DirectPackedAttention(torch.autograd.Function):
+    """The operator in eager mode (see `operators.DirectAttention`)."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, *others: Any) -> Tensor:
+        output = _forward(qkv, heads, *others)
+        _save(ctx, (qkv, heads, *others), output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if dout is None:
+            return (None,) * 10
+        if not is_plain(dout) or torch.is_grad_enabled():
+            return _gradients(ctx, dout)
+        qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
+        return (_backward(dout, qkv, ctx.heads, out, stats, flags, *others), *([None] * 9))
 
 
 torch.library.impl("attemper::packed_or_fused_attention", "CompositeImplicitAutograd", _either)

@@ -15,6 +15,7 @@ from attemper.kernels.attention import operators
 from attemper.kernels.attention.launch_arguments import PenaltyGradients
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.attention.packed import is_packed, parts
+from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, grams_flops, packed_backward_flops, packed_flops, part
 from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
@@ -47,7 +48,10 @@ def with_squares(
     values, logits: whether ‖V − b_v‖² and ‖(Q − b_q)(K − b_k)ᵀ‖² are asked for. The second result has one number for
         each that is, in this order.
     """
-    out, squares = torch.ops.attemper.attention_with_squares(qkv, bias, q, k, v, values, logits, *others)
+    if is_plain(q) and is_plain(qkv) and is_packed(qkv, q, k, v):
+        out, squares = DirectPenalisedAttention.apply(qkv, bias, q.shape[1], values, logits, *operators.filled(others))
+    else:
+        out, squares = torch.ops.attemper.attention_with_squares(qkv, bias, q, k, v, values, logits, *others)
     return out, squares
 
 
@@ -121,11 +125,15 @@ def _backward_fake(dout: Tensor, factors: Tensor, qkv: Tensor, *_: object) -> Te
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(*output[4:])
+    _keep(ctx, inputs, output)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     (qkv, bias, ctx.heads, ctx.values, ctx.logits, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill) = (
         inputs
     )
     out, stats, flags, _, sums, grams, shifts = output
-    ctx.mark_non_differentiable(sums, grams, shifts)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard)
 
@@ -135,12 +143,29 @@ def _gradients(ctx: Any, dout: Tensor | None, *others: Tensor | None) -> tuple[T
     dsquares = others[2]
     dout = torch.zeros_like(out) if dout is None else dout
     factors = sums.new_zeros(ctx.values + ctx.logits) if dsquares is None else 2 * dsquares
-    grad = torch.ops.attemper.penalised_attention_backward(
+    direct = is_plain(dout) and not torch.is_grad_enabled()
+    grad = (_backward if direct else torch.ops.attemper.penalised_attention_backward)(
         dout, factors, qkv, bias, ctx.heads, ctx.values, grams, shifts, out, stats, flags,
         mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill,
     )  # fmt: skip
     dbias = None if bias is None else _bias_gradient(factors, sums, ctx.values, ctx.logits, bias)
     return (grad, dbias, *([None] * 11))
+
+
+class DirectPenalisedAttention(torch.autograd.Function):
+    """The operator in eager mode (see `operators.DirectAttention`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool, *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        output = _forward(qkv, bias, heads, values, logits, *others)
+        _keep(ctx, (qkv, bias, heads, values, logits, *others), output)
+        return output[0], output[3]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dsquares: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _gradients(ctx, dout, None, None, dsquares)
 
 
 def _bias_gradient(factors: Tensor, sums: Tensor, values: bool, logits: bool, bias: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
+from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, logits_flops
-from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, precision, strided, unit_stride
+from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, precision, strided, unit_stride
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
 from attemper.ops.stream import Stream, signed
 
@@ -36,13 +37,15 @@ def drop_table(stream: Stream, limit: int | Tensor, keys: int) -> Tensor:
     """
     given = isinstance(limit, Tensor)
     start = (stream.seed, limit if given else None, 0 if given else limit, keys, stream.site, stream.path)
-    table: Tensor = torch.ops.attemper.drop_table(*start, *stream.at[:4])
+    draw = _drop_table if is_plain(stream.seed) else torch.ops.attemper.drop_table
+    table: Tensor = draw(*start, *stream.at[:4])
     return table
 
 
 def row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
     """(B or 1, H or 1, Nq or 1) float32: the largest entry of every row of an additive mask, among the keys it sees."""
-    tops: Tensor = torch.ops.attemper.row_tops(mask, queries, causal)
+    find = _row_tops if is_plain(mask) else torch.ops.attemper.row_tops
+    tops: Tensor = find(mask, queries, causal)
     return tops
 
 
@@ -56,7 +59,8 @@ def row_cuts(
     spare: leave a row alone of which every key would be dropped.
     shared: the rows of a query have the same word in all heads of a sample.
     """
-    cuts: Tensor = torch.ops.attemper.row_cuts(q, k, mask, tops, table, hard, scale, causal, largest, spare, shared)
+    find = _row_cuts if is_plain(q) else torch.ops.attemper.row_cuts
+    cuts: Tensor = find(q, k, mask, tops, table, hard, scale, causal, largest, spare, shared)
     return cuts
 
 
@@ -65,7 +69,7 @@ def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *
 
     table = _drop_table_fake(seed, limit, threshold, keys)
     with on_device(seed):
-        table_kernel[(-(-table.numel() // 128),)](
+        launch(table_kernel, (-(-table.numel() // 128),),
             seed, table if limit is None else limit, table, threshold, keys, *map(signed, numbers),
             HAS_LIMIT=limit is not None, BLOCK=128,
         )  # fmt: skip
@@ -84,8 +88,17 @@ def _row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
     if tops.numel():
         block = 32
         with on_device(mask):
-            tops_kernel[(tops.shape[0] * tops.shape[1] * -(-tops.shape[2] // block),)](
-                elements[:5], tops, tops.shape[1], tops.shape[2], mask.shape[3], CAUSAL=causal, BM=block, BN=64
+            launch(
+                tops_kernel,
+                (tops.shape[0] * tops.shape[1] * -(-tops.shape[2] // block),),
+                elements[:5],
+                tops,
+                tops.shape[1],
+                tops.shape[2],
+                mask.shape[3],
+                CAUSAL=causal,
+                BM=block,
+                BN=64,
             )
     return tops
 
@@ -123,7 +136,7 @@ def _row_cuts(
     with on_device(q):
         if fast is not None:
             tail_m, fitted = tail(nq, fast.m, static), static and not causal
-            maxima_kernel[(batch * heads * tiles,)](
+            launch(maxima_kernel, (batch * heads * tiles,),
                 *arguments, **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
                 BM=fast.m, **fast.tile(fast.m, nk, fitted),
                 TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
@@ -132,7 +145,7 @@ def _row_cuts(
         # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
         span = SPAN if fast is not None and plan.way == "whole" else 0
         programs = -(-unsure.numel() // span) if span else batch * heads * -(-nq // plan.m)
-        cuts_kernel[(programs,)](
+        launch(cuts_kernel, (programs,),
             *arguments, unsure.numel(), 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n,
             WAY=plan.way, SLOTS=plan.slots, SECOND=fast is not None, SPAN=span,
             num_warps=plan.warps, num_stages=plan.stages,

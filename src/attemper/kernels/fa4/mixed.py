@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attemper.kernels.attention.operators import forward, forward_fake
 from attemper.kernels.common.flops import attention_flops, counted_by
-from attemper.kernels.common.launch import DEVICES, LOG2E, on_device
+from attemper.kernels.common.launch import DEVICES, LOG2E, launch, on_device
 from attemper.kernels.fa4.tables import BLOCK, HEADER, ROOM, layout_of
 
 HARD = "Tensor? cuts=None, Tensor? hard=None, str fill='none'"
@@ -73,7 +73,7 @@ def _restated(
     layout = layout_of(batch, heads, queries, keys, cuts is not None)
     programs = -(-layout.rows // BLOCK) + -(-(layout.lows - layout.rows) // BLOCK)
     with on_device(stats):
-        restate_kernel[(programs,)](
+        launch(restate_kernel, (programs,),
             stats, stats if cuts is None else cuts, table, words, lse, stats[0].numel(), stats.shape[3], lse.numel(),
             queries, keys, layout.rows, layout.lows, scale * LOG2E,
             HARD=cuts is not None, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,

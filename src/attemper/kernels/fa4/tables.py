@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.launch import DEVICES, on_device
+from attemper.kernels.common.launch import DEVICES, launch, on_device
 from attemper.ops.stream import Stream, signed
 
 HEADER = 2
@@ -75,7 +75,7 @@ def _words(
     layout = layout_of(batch, heads, queries, keys)
     programs = -(-layout.rows // BLOCK) + -(-(layout.size - layout.rows) // BLOCK)
     with on_device(seed):
-        words_kernel[(programs,)](
+        launch(words_kernel, (programs,),
             seed, words if limit is None else limit, words, threshold, batch, heads, queries, keys, layout.rows,
             *map(signed, numbers), HAS_LIMIT=limit is not None, CAUSAL=causal, HEADER=HEADER, ROOM=ROOM, BLOCK=BLOCK,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.launch import DEVICES, on_device, strided, token_major, unit_stride
+from attemper.kernels.common.launch import DEVICES, launch, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
 from attemper.ops.stream import Stream, signed
 
@@ -110,12 +110,22 @@ def _launch_blur(
                 seed, sigma,
             )  # fmt: skip
             if grid:
-                blur_grid_kernel[(-(-parts * n // block),)](
-                    *arguments, (parts * n, heads, n), tuple(grid), signed(site), signed(path), **constants, BLOCK=block
+                launch(
+                    blur_grid_kernel,
+                    (-(-parts * n // block),),
+                    *arguments,
+                    (parts * n, heads, n),
+                    tuple(grid),
+                    signed(site),
+                    signed(path),
+                    **constants,
+                    BLOCK=block,
                 )
             else:
                 runs = parts * -(-n // run)
-                blur_line_kernel[(-(-runs // block),)](
+                launch(
+                    blur_line_kernel,
+                    (-(-runs // block),),
                     *arguments,
                     runs,
                     n,
@@ -191,12 +201,22 @@ def _draw_order(
         with on_device(seed):
             if keys <= SORTED:
                 block = padded(keys)
-                sort_kernel[(batch * sets,)](
-                    *arguments, SOMETIMES=limit is not None, BLOCK=block, num_warps=min(16, max(1, block // 128))
+                launch(
+                    sort_kernel,
+                    (batch * sets,),
+                    *arguments,
+                    SOMETIMES=limit is not None,
+                    BLOCK=block,
+                    num_warps=min(16, max(1, block // 128)),
                 )
             else:
-                order_kernel[(batch * sets * -(-keys // RANKED),)](
-                    *arguments, SOMETIMES=limit is not None, BLOCK=RANKED, num_warps=4
+                launch(
+                    order_kernel,
+                    (batch * sets * -(-keys // RANKED),),
+                    *arguments,
+                    SOMETIMES=limit is not None,
+                    BLOCK=RANKED,
+                    num_warps=4,
                 )
     return order, rank, kept
 
@@ -221,7 +241,7 @@ def _take(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
     batch, heads, _, e = out.shape
     if out.numel():
         with on_device(x):
-            take_kernel[(batch * heads * -(-count // TOKENS),)](
+            launch(take_kernel, (batch * heads * -(-count // TOKENS),),
                 strided(x), strided(out), (order, *_set_strides(order)), (heads, heads // x.shape[1], count),
                 E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
             )  # fmt: skip
@@ -241,7 +261,7 @@ def _take_backward(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Ten
     n = rank.shape[2]
     if dx.numel():
         with on_device(dout):
-            put_back_kernel[(batch * heads * -(-n // TOKENS),)](
+            launch(put_back_kernel, (batch * heads * -(-n // TOKENS),),
                 strided(dout), strided(dx), (rank, *_set_strides(rank)), (heads, many // heads, n, count),
                 E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
             )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.flops import counted_by, grams_flops
-from attemper.kernels.common.launch import DEVICES, on_device, precision
+from attemper.kernels.common.launch import DEVICES, launch, on_device, precision
 from attemper.kernels.common.plans import padded
 
 torch.library.define(
@@ -69,7 +69,7 @@ def _forward(q: Tensor, k: Tensor, q_bias: Tensor | None, k_bias: Tensor | None,
     e = q.shape[2] // heads
     if out.numel():
         with on_device(q):
-            forward_kernel[(out.numel(),)](
+            launch(forward_kernel, (out.numel(),),
                 _strided(q), _strided(k), _biases(q_bias, k_bias, q), out, (heads, q.shape[1], k.shape[1]),
                 Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None, E=e, BE=padded(e), PRECISION=precision(),
                 **_tiles(e, q.dtype),
@@ -96,7 +96,7 @@ def squares_and_grams(qkv: Tensor, bias: Tensor | None, heads: int) -> tuple[Ten
     q_bias, k_bias, _ = (qkv, qkv, qkv) if bias is None else bias.contiguous().chunk(3)
     if squares.numel():
         with on_device(qkv):
-            grams_kernel[(squares.numel(),)](
+            launch(grams_kernel, (squares.numel(),),
                 (qkv, qkv[..., third:], *qkv.stride()[:2]), (q_bias, k_bias), (squares, grams, sums, shifts),
                 (heads, tokens),
                 BIAS=bias is not None, E=e, BE=padded(e), PRECISION=precision(),
@@ -120,7 +120,7 @@ def _backward(
     e = q.shape[2] // heads
     if grad.numel():
         with on_device(q):
-            backward_kernel[(2 * grad.numel(),)](
+            launch(backward_kernel, (2 * grad.numel(),),
                 (grad, *grad.stride()), _strided(q), _strided(k), _strided(dq), _strided(dk),
                 _biases(q_bias, k_bias, q), sums, (heads, q.shape[1], k.shape[1]),
                 Q_BIAS=q_bias is not None, K_BIAS=k_bias is not None,

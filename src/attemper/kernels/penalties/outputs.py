@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.launch import DEVICES, on_device
+from attemper.kernels.common.launch import DEVICES, launch, on_device
 
 ROWS = 256  # that one program sums
 TILE = {"BM": 64, "BN": 128}
@@ -39,7 +39,7 @@ def square_and_sums(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     sums = x.new_empty((blocks, cols), dtype=torch.float32)
     squares = x.new_empty((blocks, across), dtype=torch.float32)
     with on_device(x):
-        square_kernel[(blocks, across)](
+        launch(square_kernel, (blocks, across),
             x, x if bias is None else bias.contiguous(), sums, squares, x.stride(0), rows, cols,
             BIAS=bias is not None, PER=ROWS, **TILE, num_warps=8,
         )  # fmt: skip
@@ -54,8 +54,20 @@ def totals(squares: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     rows, cols = sums.shape
     square, total = sums.new_empty(()), sums.new_empty(cols)
     with on_device(sums):
-        totals_kernel[(-(-cols // 16) + 1,)](
-            sums, squares, total, square, rows, cols, squares.numel(), BM=128, BN=16, LONG=1024, num_warps=4
+        launch(
+            totals_kernel,
+            (-(-cols // 16) + 1,),
+            sums,
+            squares,
+            total,
+            square,
+            rows,
+            cols,
+            squares.numel(),
+            BM=128,
+            BN=16,
+            LONG=1024,
+            num_warps=4,
         )
     return square, total
 
@@ -70,8 +82,18 @@ def _difference(out: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
     x, result = _as_rows(out), _difference_fake(out)
     rows, cols = x.shape
     with on_device(x):
-        difference_kernel[(-(-rows // TILE["BM"]), -(-cols // TILE["BN"]))](
-            x, bias.contiguous(), scale, result, x.stride(0), rows, cols, **TILE, num_warps=8
+        launch(
+            difference_kernel,
+            (-(-rows // TILE["BM"]), -(-cols // TILE["BN"])),
+            x,
+            bias.contiguous(),
+            scale,
+            result,
+            x.stride(0),
+            rows,
+            cols,
+            **TILE,
+            num_warps=8,
         )
     return result
 
