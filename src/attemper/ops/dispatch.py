@@ -151,11 +151,18 @@ def _documents(
     return make_documents(cu_seqlens, cu_seqlens_k, (q.shape[0], q.shape[2], k.shape[2]), at, q.device)
 
 
-def fastest_unperturbed(call: Call) -> Literal["auto", "triton"]:
+WORTH_WHILE = 2**22
+"""Numbers in Q from which a GPU, and not the host, is waited for: torch's own launch is the quicker one."""
+
+
+def fastest_unperturbed(call: Call, alone: bool = False) -> Literal["auto", "triton"]:
     """The `impl` that is fastest for a call without methods, also where its last bits are not those of torch's kernels.
 
     `auto` keeps such calls bit for bit as they are. Masks that are added, and causal calls, were not measured.
+    alone: nothing is taken along from the call (`attend_and_square`).
     """
+    if alone and call.q.numel() < WORTH_WHILE:
+        return "auto"
     if call.is_causal or (call.attn_mask is not None and call.attn_mask.is_floating_point()):
         return "auto"
     return "triton" if is_short(call) and IMPLEMENTATIONS["triton"].refuse(call) is None else "auto"
@@ -184,14 +191,19 @@ def attend_and_square(
 
 def choose(call: Call, impl: str) -> ModuleType:
     """The implementation that serves this call, or an error that says which ones would."""
+    return IMPLEMENTATIONS[chosen_name(call, impl)]
+
+
+def chosen_name(call: Call, impl: str) -> str:
+    """Its name."""
     if impl == "auto":
-        return IMPLEMENTATIONS[_picked(call)[0]]
+        return _picked(call)[0]
     if impl not in IMPLEMENTATIONS:
         known = ["auto", *IMPLEMENTATIONS]
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
     reason = _refusal(impl, call)
     if reason is None:
-        return IMPLEMENTATIONS[impl]
+        return impl
     serving = [name for name in IMPLEMENTATIONS if _refusal(name, call) is None]
     raise UnsupportedError(
         f"impl='{impl}' cannot serve this call on {call.q.device}: {reason}. These can: {', '.join(serving)}."

@@ -20,6 +20,7 @@ from attemper.tempering.layers import Parameters
 from attemper.tempering.ledger import Entry
 from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
+from attemper.tempering.repeated import Decisions, RepeatedAttention
 from attemper.tempering.root import run_pass
 from attemper.tempering.subclassing import Action, site_of
 
@@ -59,6 +60,10 @@ class AttentionAction(Action):
     """Where the parameters are that perturbations learn."""
     learnt: dict[str, str] = field(default_factory=dict)
     """Method → the name of its parameter."""
+    decisions: Decisions = field(init=False, default_factory=Decisions, compare=False)
+    """What was decided for its calls."""
+    plain: bool = False
+    """Whether the last pass that was looked at made nothing but fused calls of plain tensors."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
     weight_site: Site = field(init=False, default_factory=Site)
@@ -134,11 +139,44 @@ class AttentionAction(Action):
 
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
-        calls = AttentionInterceptor(self, module)
+        if not torch.compiler.is_compiling() and self.plain and self.may_repeat():
+            known = RepeatedAttention(self, module, AttentionInterceptor)
+            with known:
+                out = forward(*args, **kwargs)
+            if known.full is None and known.met:
+                return out
+            self.plain = False
+            calls = known.hand_over()
+        else:
+            calls = AttentionInterceptor(self, module)
+            out = self.run_watched(calls, module, forward, args, kwargs)
+        self.check_met(calls, module)
+        if calls.maps:
+            self.check_mapped(module, calls.mapped)
+        if self.control.tracks(module.training):
+            self.add_terms()
+        if not torch.compiler.is_compiling():
+            self.plain = calls.plain and self.may_repeat()
+        return out
+
+    def may_repeat(self) -> bool:
+        """Whether nothing but the methods of fused calls acts here, and nobody watches."""
+        if torch.compiler.is_compiling() or self.penalties or self.maps or self.learnt or self.grids is not None:
+            return False
+        control = self.control
+        if control.trial or control.looking or control.ledger.origins is not None:
+            return False
+        return not torch._C._are_functorch_transforms_active()
+
+    def run_watched(self, calls: AttentionInterceptor, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the module with everything caught that may belong to attention."""
         if self.grids is not None and calls.methods:
             calls.seen_maps = watch_maps(self.grids, module, args, kwargs)
         with calls:
-            out = forward(*args, **kwargs)
+            return forward(*args, **kwargs)
+
+    def check_met(self, calls: AttentionInterceptor, module: nn.Module) -> None:
+        """Raise where attention was not met."""
         if calls.waiting:
             raise UnmetError(
                 f"{self.place.where} ({type(module).__name__}) did not multiply its attention weights with values "
@@ -151,11 +189,6 @@ class AttentionAction(Action):
                 f"have had no effect. Seen: {counted(calls.passed_by)}. A Transformers model may need "
                 "attn_implementation='sdpa'; otherwise leave the module out with targets=."
             )
-        if calls.maps:
-            self.check_mapped(module, calls.mapped)
-        if self.control.tracks(module.training):
-            self.add_terms()
-        return out
 
     def check_mapped(self, module: nn.Module, mapped: list[Tensor]) -> None:
         """Raise where a projection's weight should have been mapped, and was not."""

@@ -18,7 +18,7 @@ from attemper.errors import ConflictError, MeshError, UnsupportedError
 from attemper.methods.kinds import Penalty
 from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_half
-from attemper.ops.dispatch import attend_and_square, fastest_unperturbed
+from attemper.ops.dispatch import attend_and_square, chosen_name, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.precision import autocast_dtype
 from attemper.ops.reference import attention_weights
@@ -29,6 +29,7 @@ from attemper.tempering.multihead import MultiheadArguments, attention_as_torch,
 from attemper.tempering.offsets import AttentionShape
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
+from attemper.tempering.repeated import Decision, layout_of
 from attemper.tempering.shards import Held, hold_call
 from attemper.tempering.witness import note_padding
 from attemper.tempering.written import WrittenAttention
@@ -49,6 +50,8 @@ class AttentionInterceptor(WrittenAttention):
         super().__init__(action, module)
         self.only_observes = len(self.methods) == 0 and len(self.maps) == 0 and action.impl == "auto"
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
+        self.plain = True
+        """Whether it met fused calls of plain tensors (B, H, N, e) alone."""
         self.held: Held | None = None
         """While a call of DTensors is computed: which part of its queries this process has."""
 
@@ -59,8 +62,10 @@ class AttentionInterceptor(WrittenAttention):
             return self.sdpa(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.met += 1
+            self.plain = False
             return self.multihead(MultiheadArguments(*args, **kwargs))
         if func in SOFTMAX:
+            self.plain = False
             return self.softmax(func, args, kwargs)
         if func in PRODUCTS and (self.maps or self.penalties) and not kwargs:
             layer = self.product_with_weight(func, args)
@@ -98,6 +103,7 @@ class AttentionInterceptor(WrittenAttention):
         if is_sharded(query):
             return self.sharded_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale)
         given = query, value
+        self.plain &= query.dim() == 4 and attn_mask is None and not dropout_p and type(query) is Tensor
         dtype = autocast_dtype(query)
         if dtype is not None:
             query, key, value = (t if t.dtype == torch.float64 else t.to(dtype) for t in (query, key, value))
@@ -127,6 +133,7 @@ class AttentionInterceptor(WrittenAttention):
             squares: dict[str, Tensor] = {}
         else:
             packed = None if arrangement is not None or is_sharded(self.packed) else self.packed
+            self.plain &= arrangement is None
             out, squares = self.attend(
                 make_call(
                     query,
@@ -246,10 +253,19 @@ class AttentionInterceptor(WrittenAttention):
         """
         impl = self.action.impl
         if impl == "auto" and not call.methods and self.training:
-            impl = fastest_unperturbed(call)
+            impl = fastest_unperturbed(call, alone=len(self.penalties) == 0)
+        if self.plain and self.action.may_repeat():
+            self.decide(call, impl)
         wanted = {square for m in self.penalties for square in cast(Penalty, m).wants_squares(self.action.place)}
         # DropConnect's projections are not those of the weights that are penalised.
         return attend_and_square(call, impl, self.packed_bias, () if self.maps else wanted)
+
+    def decide(self, call: Call, impl: str) -> None:
+        """Remember who serves a call like this."""
+        if call.methods == self.methods or call.methods == self.fitted(call.k.shape[2]):
+            on = self.action.control.on(self.training)
+            key = layout_of(call.q, call.k, call.v, call.is_causal, self.training, on)
+            self.action.decisions.remember(self.action.active, key, Decision(chosen_name(call, impl), call.methods))
 
     def with_own_dropout(self, dropout_p: float, keys: int) -> tuple[Perturbation, ...]:
         """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""

@@ -46,6 +46,31 @@ def is_packed(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
+def lie_in(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """`is_packed` of plain tensors, by their addresses."""
+    batch, heads, tokens, width = q.shape
+    step = heads * width
+    if qkv.shape != (batch, tokens, 3 * step) or qkv.dtype != q.dtype or not qkv.is_contiguous():
+        return False
+    strides = (3 * step * tokens, width, 3 * step, 1)
+    if q.stride() != strides or k.stride() != strides or v.stride() != strides or not q.shape == k.shape == v.shape:
+        return False
+    start, third = qkv.data_ptr(), step * qkv.element_size()
+    return q.data_ptr() == start and k.data_ptr() == start + third and v.data_ptr() == start + 2 * third
+
+
+def views(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`parts` of a contiguous tensor, which autograd need not follow."""
+    batch, tokens, all_ = qkv.shape
+    step, at = all_ // 3, qkv.storage_offset()
+    shape, strides = (batch, heads, tokens, step // heads), (all_ * tokens, step // heads, all_, 1)
+    return (
+        qkv.as_strided(shape, strides, at),
+        qkv.as_strided(shape, strides, at + step),
+        qkv.as_strided(shape, strides, at + 2 * step),
+    )
+
+
 def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     """`fused_attention` of q, k and v, in one piece if they are the parts of qkv.
 
@@ -54,10 +79,10 @@ def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor
     """
     out: Tensor
     if is_plain(q) and is_plain(qkv):
-        out = (
-            DirectPackedAttention.apply(qkv, q.shape[1], *operators.filled(others)) if is_packed(qkv, q, k, v) else None
-        )
-        return operators.fused_attention(q, k, v, *others) if out is None else out
+        if not lie_in(qkv, q, k, v):
+            return operators.fused_attention(q, k, v, *others)
+        out = DirectPackedAttention.apply(qkv, q.shape[1], (q, k, v), *operators.filled(others))
+        return out
     out = torch.ops.attemper.packed_or_fused_attention(qkv, q, k, v, *others)
     return out
 
@@ -102,23 +127,30 @@ def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
 
 
 class DirectPackedAttention(torch.autograd.Function):
-    """The operator in eager mode (see `operators.DirectAttention`)."""
+    """The operator in eager mode (see `operators.DirectAttention`).
+
+    given: the queries, keys and values in qkv; in a tuple, where autograd does not see them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, *others: Any) -> Tensor:
-        output = _forward(qkv, heads, *others)
+    def forward(ctx: Any, qkv: Tensor, heads: int, given: tuple[Tensor, Tensor, Tensor], *others: Any) -> Tensor:
+        output = operators.forward(*given, *others)
         _save(ctx, (qkv, heads, *others), output)
         return output[0]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if dout is None:
-            return (None,) * 10
+            return (None,) * 11
         if not is_plain(dout) or torch.is_grad_enabled():
-            return _gradients(ctx, dout)
+            grad, *_ = _gradients(ctx, dout)
+            return (grad, *([None] * 10))
         qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
         others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
-        return (_backward(dout, qkv, ctx.heads, out, stats, flags, *others), *([None] * 9))
+        grad = torch.empty_like(qkv)
+        given, wanted = views(qkv, ctx.heads), views(grad, ctx.heads)
+        operators.backward_into(wanted, dout, *given, out, stats, flags, *others)
+        return (grad, *([None] * 10))
 
 
 torch.library.impl("attemper::packed_or_fused_attention", "CompositeImplicitAutograd", _either)

@@ -14,7 +14,7 @@ from torch import Tensor
 from attemper.kernels.attention import operators
 from attemper.kernels.attention.launch_arguments import PenaltyGradients
 from attemper.kernels.attention.operators import OTHERS
-from attemper.kernels.attention.packed import is_packed, parts
+from attemper.kernels.attention.packed import is_packed, lie_in, parts, views
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, grams_flops, packed_backward_flops, packed_flops, part
 from attemper.kernels.common.launch import DEVICES
@@ -48,7 +48,7 @@ def with_squares(
     values, logits: whether ‖V − b_v‖² and ‖(Q − b_q)(K − b_k)ᵀ‖² are asked for. The second result has one number for
         each that is, in this order.
     """
-    if is_plain(q) and is_plain(qkv) and is_packed(qkv, q, k, v):
+    if is_plain(q) and is_plain(qkv) and lie_in(qkv, q, k, v):
         out, squares = DirectPenalisedAttention.apply(qkv, bias, q.shape[1], values, logits, *operators.filled(others))
     else:
         out, squares = torch.ops.attemper.attention_with_squares(qkv, bias, q, k, v, values, logits, *others)
@@ -77,7 +77,7 @@ def _forward(
     qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool, *others: Any
 ) -> tuple[Tensor, ...]:
     """Output, stats, flags; squares; the sums of tokens that the bias' gradient needs; Gram matrices and shifts."""
-    out, stats, flags = operators.forward(*parts(qkv, heads), *others)
+    out, stats, flags = operators.forward(*_thirds(qkv, heads), *others)
     begin = qkv.shape[2] // 3 * 2
     squares, sums, grams, shifts = [], [], qkv.new_empty(0), qkv.new_empty(0, dtype=torch.float32)
     if values:
@@ -88,6 +88,10 @@ def _forward(
         square, of_all = totals(each, of_samples)
         squares, sums = [*squares, square], [*sums, of_all]
     return out, stats, flags, *_joined(squares, sums), grams, shifts
+
+
+def _thirds(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    return views(qkv, heads) if qkv.is_contiguous() else parts(qkv, heads)
 
 
 def _joined(squares: list[Tensor], sums: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -116,7 +120,8 @@ def _backward(
     grad = _backward_fake(dout, factors, qkv)
     bias = None if bias is None else bias.contiguous()
     penalty_gradients = PenaltyGradients(factors, bias, grams if grams.numel() else None, shifts, values)
-    operators.backward_into(parts(grad, heads), dout, *parts(qkv, heads), *others, penalty_gradients=penalty_gradients)
+    given, wanted = _thirds(qkv, heads), _thirds(grad, heads)
+    operators.backward_into(wanted, dout, *given, *others, penalty_gradients=penalty_gradients)
     return grad
 
 

@@ -3,10 +3,13 @@
 None of it is differentiable, and none is as large as the logits.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
+from attemper.kernels.common.direct import Launch, is_aligned, remember
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, precision, strided, unit_stride
@@ -14,6 +17,9 @@ from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxi
 from attemper.ops.stream import Stream, signed
 
 SPAN = 16  # flags that one program looks at
+
+TABLE_BLOCK = 128  # words that one program writes
+_tables: dict[Any, Launch] = {}
 
 TAIL = 7  # words of a table behind those of its keys
 
@@ -65,14 +71,19 @@ def row_cuts(
 
 
 def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *numbers: int) -> Tensor:
-    from attemper.kernels.common.stream import table_kernel
-
     table = _drop_table_fake(seed, limit, threshold, keys)
+    # Nothing else is specialised on, but for how many bits the threshold takes.
+    key = (keys, limit is None, threshold > 0x7FFFFFFF, seed.get_device())
+    found = _tables.get(key)
+    if found is None:
+        from attemper.kernels.common.stream import table_kernel
+
+        programs = -(-table.numel() // TABLE_BLOCK)
+        found = Launch(table_kernel, programs, seed.get_device(), HAS_LIMIT=limit is not None, BLOCK=TABLE_BLOCK)
+        remember(_tables, key, found)
     with on_device(seed):
-        launch(table_kernel, (-(-table.numel() // 128),),
-            seed, table if limit is None else limit, table, threshold, keys, *map(signed, numbers),
-            HAS_LIMIT=limit is not None, BLOCK=128,
-        )  # fmt: skip
+        given = table if limit is None else limit
+        found(is_aligned(seed, given), seed, given, table, threshold, keys, *map(signed, numbers))
     return table
 
 
