@@ -6,6 +6,7 @@ used, again in backward, and no logits outlive their tile.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
+from attemper.errors import ParameterError
 from attemper.ops.call import Call, without_future
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
 from attemper.ops.perturbation import Drawn, Perturbation, draw
@@ -74,11 +76,10 @@ def _kind(method: Perturbation, call: Call) -> str | None:
     """What a method drops: keys, largest logits or weights; None: it does something else."""
     if method.independent_drop is not None or method.drops_keys:
         return "keys"
-    if method.largest_drop(call.k.shape[2]) is not None:
-        return "largest"
-    if method.inverted_drop is not None:
-        return "weights"
-    return None
+    with contextlib.suppress(ParameterError):  # which says more where the method is at work
+        if method.largest_drop(call.k.shape[2]) is None:
+            return "weights" if method.inverted_drop is not None else None
+    return "largest"
 
 
 def _refuse_surroundings() -> str | None:
