@@ -293,6 +293,11 @@ def test_it_keeps_no_logits():
     assert peak_bytes_on_cpu(tiled) <= peak_bytes_on_cpu(masked)
 
 
+def test_calls_of_all_sizes_share_their_memory():
+    for queries, recipe in ((40, "dropkey"), (3, "hardmask"), (30, "hardmask"), (50, "own dropout"), (7, "dropkey")):
+        assert_close_to_float64(tensors(queries=queries), methods=RECIPES[recipe])
+
+
 def test_eval_mode_is_the_models_own():
     model = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     x = torch.randn(2, 7, 16)

@@ -19,7 +19,7 @@ from attemper.ops.call import OUT_OF_REACH
 from attemper.ops.perturbation import LargestDrop
 from attemper.ops.quick_words import quick_columns, quick_rows
 from attemper.ops.stream import Stream, signed, threshold
-from attemper.ops.tiles import Tile
+from attemper.ops.tiles import Tile, flat
 
 FAR = 1e38
 """Takes a logit that was found to be the largest out of the search for the next."""
@@ -39,11 +39,12 @@ NEG_INF = bits(-float("inf"))
 
 @dataclass(frozen=True)
 class Words:
-    """The stream of a method in a call: rows (B, H or 1, Nq) and columns (Nk,), odd int32; what is below is dropped."""
+    """The stream of a method in a call: rows (B · H, Nq, 1) or (B, 1, Nq, 1), columns (Nk,)."""
 
     rows: Tensor
     columns: Tensor
     below: int
+    """A product that is less than this is dropped."""
 
     @classmethod
     def of(cls, stream: Stream, shape: tuple[int, int, int, int], p: float, shared: bool = False) -> Words:
@@ -51,12 +52,13 @@ class Words:
         batch, heads, queries, keys = shape
         if shared:
             heads, stream = 1, stream.for_all_heads()
-        return cls(quick_rows(stream, batch, heads, queries), quick_columns(stream, keys), threshold(p))
+        rows = quick_rows(stream, batch, heads, queries)[..., None]
+        return cls(rows if shared else flat(rows), quick_columns(stream, keys), threshold(p))
 
     def dropped(self, tile: Tile, into: Tensor) -> Tensor:
         """1 where the stream drops and 0 elsewhere, int32, in the memory of `into`."""
         words = into.view(torch.int32)
-        torch.mul(tile.of_queries(self.rows)[..., None], self.columns[tile.keys], out=words)
+        torch.mul(tile.of_queries(self.rows), self.columns[tile.keys], out=words)
         return words.lt_(self.below)
 
 

@@ -12,7 +12,7 @@ from attemper.ops.call import Call
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.stream import Source
 from attemper.ops.tile_masks import Largest, Lost, Masks, WeightDrop, by_head
-from attemper.ops.tiles import WORKSPACE, Tile, Tiling, shaped
+from attemper.ops.tiles import WORKSPACE, Tile, Tiling, flat, shaped
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Work:
         out = q.new_empty(batch, queries, heads, width).transpose(1, 2)
         memory = WORKSPACE.buffers(self.tiles.elements, self.drops.buffers)
         result = [torch.empty(self.tiles.rows * width)]
-        found = []
+        found, q, k, v = [], flat(q), flat(k), flat(v)
         for tile in self.tiles.tiles:
-            weighed = self._weigh(tile, q, k, shaped(memory, tile.shape), None)
+            weighed = self._weigh(tile, tile.of_queries(q).float(), tile.of_keys(k).float(), memory, None)
             found.append(weighed.found)
             weights = weighed.weights if weighed.factors is None else weighed.weights.mul_(weighed.factors)
             (product,) = shaped(result, (*tile.shape[:2], width))
@@ -90,22 +90,22 @@ class Work:
     ) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v and bias, of which only those that are wanted are made."""
         create = torch.zeros if self.tiles.repeats_keys else torch.empty
-        into_q, into_k, into_v, into_bias = wanted[:4]
-        dq = torch.empty(q.shape) if into_q else None
-        dk, dv = create(k.shape) if into_k else None, create(v.shape) if into_v else None
-        dbias = None
-        if into_bias and self.drops.masks.added is not None:
-            dbias = torch.zeros(self.drops.masks.added.shape)
-        beta = int(self.tiles.repeats_keys)
+        dq = torch.empty(q.shape) if wanted[0] else None
+        dk, dv = (create(x.shape) if wants else None for x, wants in ((k, wanted[1]), (v, wanted[2])))
+        added = self.drops.masks.added
+        dbias = torch.zeros(added.shape) if wanted[3] and added is not None else None
+        into_q, into_k, into_v = (None if grad is None else flat(grad) for grad in (dq, dk, dv))
+        beta, dtype = int(self.tiles.repeats_keys), q.dtype
         memory = WORKSPACE.buffers(self.tiles.elements, self.drops.buffers)
+        dout, q, k, v = flat(dout), flat(q), flat(k), flat(v)
         for tile, known in zip(self.tiles.tiles, found, strict=True):
-            weighed = self._weigh(tile, q, k, shaped(memory, tile.shape), known)
+            queries, keys, d = tile.of_queries(q).float(), tile.of_keys(k).float(), tile.of_queries(dout).float()
+            weighed = self._weigh(tile, queries, keys, memory, known)
             weights, factors, logits = weighed.weights, weighed.factors, weighed.free
-            d = tile.of_queries(dout).float()
-            if dv is not None:
+            if into_v is not None:
                 used = weights if factors is None else torch.mul(weights, factors, out=logits)
-                tile.in_keys(dv).baddbmm_(used.mT, d, beta=beta)
-            if dq is None and dk is None and dbias is None:
+                tile.of_keys(into_v).baddbmm_(used.mT, d, beta=beta)
+            if into_q is None and into_k is None and dbias is None:
                 continue
             torch.bmm(d, tile.of_keys(v).float().mT, out=logits)
             if factors is not None:
@@ -113,24 +113,23 @@ class Work:
             torch._softmax_backward_data(logits, weights, -1, torch.float32, grad_input=logits)
             if known.struck is not None:
                 logits.view(-1).index_fill_(0, known.struck, 0.0)
-            if dq is not None:
-                tile.in_queries(dq).baddbmm_(logits, tile.of_keys(k).float(), beta=0, alpha=self.scale)
-            if dk is not None:
-                tile.in_keys(dk).baddbmm_(logits.mT, tile.of_queries(q).float(), beta=beta, alpha=self.scale)
+            if into_q is not None:
+                tile.of_queries(into_q).baddbmm_(logits, keys, beta=0, alpha=self.scale)
+            if into_k is not None:
+                tile.of_keys(into_k).baddbmm_(logits.mT, queries, beta=beta, alpha=self.scale)
             if dbias is not None:
                 part = tile.of_logits(dbias)
                 part += by_head(logits, tile).sum_to_size(part.shape)
         if dbias is not None and bias is not None:
             dbias = dbias.view(bias.shape).to(bias.dtype)
-        return (*(None if grad is None else grad.to(q.dtype) for grad in (dq, dk, dv)), dbias)
+        return (*(None if grad is None else grad.to(dtype) for grad in (dq, dk, dv)), dbias)
 
-    def _weigh(self, tile: Tile, q: Tensor, k: Tensor, free: list[Tensor], known: Found | None) -> Weighed:
-        """Everything from queries and keys to weights. known: what was found out in forward."""
+    def _weigh(self, tile: Tile, queries: Tensor, keys: Tensor, memory: list[Tensor], known: Found | None) -> Weighed:
+        """Everything from a tile's queries and keys, float32, to its weights. known: what was found out in forward."""
+        free = shaped(memory, tile.shape)
         mask, lost = self.drops.masks.build(tile, free, None if known is None else known.lost)
         logits = free.pop() if mask is None else mask
-        logits.baddbmm_(
-            tile.of_queries(q).float(), tile.of_keys(k).float().mT, beta=int(mask is not None), alpha=self.scale
-        )
+        logits.baddbmm_(queries, keys.mT, beta=int(mask is not None), alpha=self.scale)
         largest, after, struck = self.drops.largest, self.drops.after, None
         if largest is not None and known is None:
             struck = largest.strike(tile, logits, free)

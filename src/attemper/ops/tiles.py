@@ -22,32 +22,33 @@ class Tile:
     sizes: how many samples, heads, queries and keys. shape: (samples · heads, queries, keys), that of its logits.
     """
 
-    __slots__ = ("heads", "keys", "queries", "rows", "samples", "shape", "sizes", "slices")
+    __slots__ = ("first", "heads", "keys", "queries", "rows", "samples", "shape", "sizes", "slices", "whole")
 
-    def __init__(self, samples: slice, heads: slice, queries: slice, keys: slice) -> None:
+    def __init__(
+        self, samples: slice, heads: slice, queries: slice, keys: slice, of: tuple[int, int, int, int]
+    ) -> None:
         self.samples, self.heads, self.queries, self.keys = samples, heads, queries, keys
         self.rows, self.slices = (samples, heads, queries), (samples, heads, queries, keys)
         b, h, q, k = (each.stop - each.start for each in self.slices)
         self.sizes, self.shape = (b, h, q, k), (b * h, q, k)
+        self.first, self.whole = samples.start * of[1] + heads.start, (q == of[2], k == of[3])
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """(samples · heads, queries, …) of a tensor (B, H or 1, Nq, …)."""
+        """(samples · heads, queries, e) of a tensor (B, H or 1, Nq, e), or of a flat one, (B · H, Nq, e)."""
+        if x.dim() == 3:
+            part = x.narrow(0, self.first, self.shape[0])
+            return part if self.whole[0] else part[:, self.queries]
         part = x[self.samples, self.heads if x.shape[1] > 1 else slice(None), self.queries]
         if part.shape[1] != self.sizes[1]:
-            part = part.expand(-1, self.sizes[1], *part.shape[2:])
+            part = part.expand(-1, self.sizes[1], -1, -1)
         return part.flatten(0, 1)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """(samples · heads, keys, …) of a tensor (B, H, Nk, …)."""
+        """(samples · heads, keys, e) of a tensor (B, H, Nk, e), or of a flat one, (B · H, Nk, e)."""
+        if x.dim() == 3:
+            part = x.narrow(0, self.first, self.shape[0])
+            return part if self.whole[1] else part[:, self.keys]
         return x[self.samples, self.heads, self.keys].flatten(0, 1)
-
-    def in_queries(self, x: Tensor) -> Tensor:
-        """`of_queries` as a view, of a contiguous tensor (B, H, Nq, e), to be written into."""
-        return x[self.rows].view(*self.shape[:2], x.shape[-1])
-
-    def in_keys(self, x: Tensor) -> Tensor:
-        """`of_keys` as a view, of a contiguous tensor (B, H, Nk, e), to be written into."""
-        return x[self.samples, self.heads].view(-1, *x.shape[2:])[:, self.keys]
 
     def of_logits(self, x: Tensor) -> Tensor:
         """(samples or 1, heads or 1, queries or 1, keys or 1) of a tensor that broadcasts to (B, H, Nq, Nk)."""
@@ -91,7 +92,7 @@ class Tiling:
                     end = min(q + self.step[2], queries)
                     seen = keys if self.ahead is None else max(1, min(keys, end + self.ahead))
                     samples, some = slice(b, min(b + self.step[0], batch)), slice(h, min(h + self.step[1], heads))
-                    found.append(Tile(samples, some, slice(q, end), slice(0, seen)))
+                    found.append(Tile(samples, some, slice(q, end), slice(0, seen), self.shape))
         return tuple(found)
 
 
@@ -134,7 +135,7 @@ class Workspace(threading.local):
         """So many float32 tensors of at least so many elements each. What they held is lost."""
         if elements > 2 * BUDGET * torch.get_num_threads():
             return [torch.empty(elements) for _ in range(many)]
-        if self._memory and self._memory[0].numel() < elements:
+        if any(memory.numel() < elements for memory in self._memory):
             self._memory = []
         while len(self._memory) < many:
             self._memory.append(torch.empty(elements))
@@ -142,6 +143,11 @@ class Workspace(threading.local):
 
 
 WORKSPACE = Workspace()
+
+
+def flat(x: Tensor) -> Tensor:
+    """(B · H, N, e) of a tensor (B, H, N, e), where that is a view of it, so that tiles are cut from it quickly."""
+    return x.view(-1, *x.shape[2:]) if x.is_contiguous() else x
 
 
 def shaped(buffers: list[Tensor], shape: tuple[int, ...]) -> list[Tensor]:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ class Saver:
         kept: dict[str, Tensor | None] = {}
         for number, branches in enumerate(self.orders):
             stream = Source(on_host(draws), site, first + number, at).stream()
-            rows = samples_of(cast(Tensor, method.kept_samples(x.shape[0], stream)), x.device)
+            rows = samples_of(method.kept_samples(x.shape[0], stream), x.device)
             kept |= dict.fromkeys(branches, rows)
         if all(rows is None for rows in kept.values()):
             return None
