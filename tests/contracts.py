@@ -146,3 +146,4 @@ def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.ones(tuple(shape), dtype=torch.bool)
 
     monkeypatch.setattr("attemper.ops.stream.Stream.keep", keep)
+    monkeypatch.setattr("attemper.ops.tile_masks.threshold", lambda p: -(2**31))

@@ -30,10 +30,10 @@ from test_attention import boolean_mask, qkv, randn
 )
 def test_implementations_says_who_serves_and_why_not(arguments, chosen, refused):
     verdicts = {verdict.name: verdict for verdict in implementations(*qkv(), **arguments)}
-    assert set(verdicts) == {"sdpa", "gather", "reference", "triton", "fa4"}
+    assert set(verdicts) == {"sdpa", "tiled", "gather", "reference", "triton", "fa4"}
     assert [name for name, verdict in verdicts.items() if verdict.chosen] == [chosen]
     for name, verdict in verdicts.items():
-        assert verdict.serves == (name not in {"gather", "triton", "fa4", *refused})
+        assert verdict.serves == (name not in {"tiled", "gather", "triton", "fa4", *refused})
         assert verdict.serves == (verdict.reason == "")
         assert refused.get(name, "") in verdict.reason
 

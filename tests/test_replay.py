@@ -208,8 +208,8 @@ def test_any_logged_seed_gives_the_masks_of_its_own_pass(seen: Seen) -> None:
     for seed, changes in zip(logged, passes, strict=True):
         assert seed is not None
         for key, keep in again.masks(seed).items():
-            (change,) = changes[key.method, word(key), key.call]
-            assert same_places(expected(change, keep), change.after)
+            for change in changes[key.method, word(key), key.call]:  # of a block that was tried out, several
+                assert same_places(expected(change, keep), change.after)
 
 
 def test_rates_are_those_of_now() -> None:

@@ -148,8 +148,17 @@ class DropAttention(LearnableRate):
         drops_each = self._in_logits and self.unit == "element" and not self.learns
         return self.rate if drops_each else None
 
+    @property
+    def drops_keys(self) -> bool:
+        return self._in_logits and not self.learns
+
+    @property
+    def inverted_drop(self) -> float | None:
+        drops_each = self.rescale == "inverted" and self.unit == "element" and not self.learns
+        return self.rate if drops_each else None
+
     def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
-        return self.keep(shape, stream) if self._in_logits and not self.learns else None
+        return self.keep(shape, stream) if self.drops_keys else None
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:
         if not self._in_logits:

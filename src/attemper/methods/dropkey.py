@@ -165,6 +165,10 @@ class DropKey(LearnableRate):
         drops_each = self.share == "none" and self.structure == "none" and not self.learns
         return self.rate if drops_each else None
 
+    @property
+    def drops_keys(self) -> bool:
+        return not self.learns
+
     def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
         return None if self.learns else self.keep(shape, stream)
 

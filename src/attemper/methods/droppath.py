@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from attemper.methods.base import Paper, check_flag
+from attemper.methods.base import Paper, check_choice, check_flag
 from attemper.methods.kinds import BranchMap, inverted
 from attemper.methods.rates import Scheduled
 from attemper.ops.stream import Offsets, Stream
@@ -18,6 +18,7 @@ class DropPath(Scheduled, BranchMap):
 
     p, schedule, match: how much, in which block (see `Scheduled`).
     replace: where the model has a drop path of its own, set that to 0 instead of refusing.
+    saving: "auto" computes branches for the samples that keep them, where that changes nothing else; "none" for all.
     """
 
     name: ClassVar[str] = "droppath"
@@ -27,10 +28,19 @@ class DropPath(Scheduled, BranchMap):
     replaces_own: ClassVar[Literal["drop_path", "mlp_dropout"] | None] = "drop_path"
 
     replace: bool = False
+    saving: Literal["auto", "none"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_flag("replace", self.replace)
+        check_choice("saving", self.saving, ("auto", "none"))
+
+    @property
+    def leaves_out(self) -> bool:
+        return self.saving == "auto"
+
+    def kept_samples(self, samples: int, stream: Stream) -> Tensor:
+        return self.drawn((samples,), stream)
 
     def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
         """Which samples keep the branch: boolean (B, 1, …)."""

@@ -98,8 +98,20 @@ class BranchMap:
     needs_skip: ClassVar[bool] = True
     """Whether it relies on the skip connection, since a branch may become zero."""
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `kept_samples` tells what need not be computed."""
+        return False
+
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
+
+    def kept_samples(self, samples: int, stream: Stream) -> Tensor:
+        """Boolean (samples,): whose branch is kept; that of the others comes out as zero, whatever it is.
+
+        The stream is that of `map_branch`, here on the CPU.
+        """
+        return torch.ones(samples, dtype=torch.bool)
 
     def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
         """What it draws for a branch of this shape, broadcastable to it; unless said otherwise, what it keeps."""

@@ -97,6 +97,12 @@ TABLE = (
         "the methods stay outside of softmax, and torch's kernels are the fastest for this device, dtype and length",
     ),
     Preference(
+        "methods inside of softmax on a CPU",
+        lambda call: call.q.device.type == "cpu",
+        ("tiled", "reference"),
+        "its tiles stay in the cache, and it stores no logits",
+    ),
+    Preference(
         "methods inside of softmax, long rows in half precision on a GPU",
         lambda call: _is_long(call, LONG) and (_is_long(call, VERY_LONG) or _gains_early(call)),
         ("fa4", "triton", "reference"),

@@ -27,6 +27,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     name: importlib.import_module(module)  # by name: nothing here depends on a kernel
     for name, module in {
         "sdpa": "attemper.ops.sdpa",
+        "tiled": "attemper.ops.tiled",
         "gather": "attemper.kernels.implementations.gather",
         "triton": "attemper.kernels.implementations.triton",
         "fa4": "attemper.kernels.implementations.fa4",
@@ -34,7 +35,7 @@ IMPLEMENTATIONS: dict[str, ModuleType] = {
     }.items()
 }
 
-Impl = Literal["auto", "sdpa", "gather", "triton", "fa4", "reference"]
+Impl = Literal["auto", "sdpa", "tiled", "gather", "triton", "fa4", "reference"]
 
 
 @dataclass(frozen=True)

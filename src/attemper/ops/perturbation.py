@@ -94,6 +94,19 @@ class Perturbation:
         return None
 
     @property
+    def drops_keys(self) -> bool:
+        """Whether `kept_keys` gives what it keeps."""
+        return False
+
+    @property
+    def inverted_drop(self) -> float | None:
+        """The rate, if all that this does is `inverted_weights` with what `Stream.keep` keeps of the weights.
+
+        None is anything else.
+        """
+        return None
+
+    @property
     def acts_on_single_keys(self) -> bool:
         """Whether what it does in a call with a part of the keys is a part of what it does in the call with all."""
         return self.independent_drop is not None or set(self.stages) <= {"heads"}
@@ -187,6 +200,10 @@ class WeightDropout(Perturbation):
     @property
     def tells_heads(self) -> bool:
         return False
+
+    @property
+    def inverted_drop(self) -> float | None:
+        return self.p
 
     def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         return stream.keep(shape, self.p)

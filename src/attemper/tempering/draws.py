@@ -53,6 +53,8 @@ class Draws:
     ) -> None:
         self.seed, self.calls, self.traced, self.task = seed, calls, traced, task
         self.position = position
+        self.host_seed: Tensor | None = None
+        """The seed on the CPU, once somebody needed it there."""
         self.notes: dict[tuple[int, int], Note] = {}
         """Site and number of the call → what is needed to draw the same again; compiled code leaves nothing here."""
 

@@ -29,6 +29,7 @@ from attemper.tempering.branches import Branch, branches_of, is_container
 from attemper.tempering.composition import check_composition
 from attemper.tempering.coverage import CoverageAction
 from attemper.tempering.embedding import PatchAction, ReuseAction
+from attemper.tempering.kept_samples import KeptSamples, saving_actions
 from attemper.tempering.key_grids import GridPlacement
 from attemper.tempering.layers import Parameters, TokenAction, WeightAction
 from attemper.tempering.local_networks import LocalTokenAction, NetworkAction, local_network
@@ -113,6 +114,8 @@ class Placement(Requirements):
             if not any(isinstance(method, PatchMap) for method in self.methods):  # one of another package may draw
                 apart = [patch for patch in self.sites.patches if not patch.overlaps]
                 self.actions += [(patch.module, ReuseAction(self.control, patch.name)) for patch in apart]
+        if not any(isinstance(method, Penalty) for method in self.methods):  # penalties are over all samples
+            self.leave_samples_out()
         if any(self.acts_in_eval(method) for method in self.methods):
             self.switch_off_fast_path()
         if self.methods:
@@ -135,7 +138,7 @@ class Placement(Requirements):
             or (isinstance(method, Penalty) and any(map(method.wants_attention, places)))
             for method in self.methods
         )
-        changed = {inner(layer) for layer, _ in self.actions}
+        changed = {inner(layer) for layer, action in self.actions if not isinstance(action, KeptSamples)}
         mlps = [mlp for mlp in self.mlps if changed & {inner(layer) for layer in (*mlp.firsts, mlp.last)}]
         acting = {layer for layer, action in self.actions if isinstance(action, AttentionAction)}
         return CoverageAction(
@@ -338,6 +341,13 @@ class Placement(Requirements):
         if served:
             self.actions += [(module, action) for action in served]
             self.actions.append((module, HolderAction(self.control, method, tuple(served), inside)))
+
+    def leave_samples_out(self) -> None:
+        """Let blocks compute branches for those samples only that keep them."""
+        tempered = {module for module, _ in self.actions}
+        for module, action in list(self.actions):
+            if isinstance(action, SkipAction):
+                self.actions[:0] = saving_actions(action, module, tempered)
 
     @staticmethod
     def wants(method: Method, place: Place, inside: Sequence[Branch]) -> bool:

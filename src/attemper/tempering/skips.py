@@ -15,7 +15,9 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap, BranchMap, SkipRemover
 from attemper.ops.stream import Source
 from attemper.tempering.branches import Branch
+from attemper.tempering.draws import calls_so_far, take_back
 from attemper.tempering.functions import IN_PLACE
+from attemper.tempering.kept_samples import Saver, Unexpected
 from attemper.tempering.layers import Layout
 from attemper.tempering.parts import block_source, map_block, map_branch
 from attemper.tempering.penalties import Control
@@ -83,6 +85,7 @@ class SumAction(Following):
             return self.without_skip(added, shared)
         func, terms, branch = added.func, added.terms, added.branch
         drawn = self.source(branch) if drawn is None else drawn
+        self.check(added, drawn)
         out: Tensor
         if isinstance(self.method, BlockMap):
             out = map_block(self.control, self.method, added.stream, terms[0] + terms[1], drawn, self.layout)
@@ -92,6 +95,9 @@ class SumAction(Following):
             return branch.copy_(mapped + terms[1])
         out = func(*(mapped if term is branch else term for term in terms))
         return out
+
+    def check(self, added: Sum, drawn: Source) -> None:
+        """See that a sum is the one that was expected, where something was left out before it."""
 
     def without_skip(self, added: Sum, shared: Known) -> Tensor:
         """The sum, or the branch alone. Parallel branches share one skip, which goes for all of them."""
@@ -128,8 +134,29 @@ class SkipAction(SumAction):
     """Acts where a block itself adds its branches to the residual stream."""
 
     branches: tuple[Branch, ...] = ()
+    saver: Saver | None = None
+    """Leaves samples out of branches that are dropped for them; None: all are computed."""
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        turn = None
+        if self.saver is not None and not torch.compiler.is_compiling() and self.usual > 0:
+            x = tensors(args, kwargs)[0]
+            if self.layout == "batch_first":
+                self.saver.try_out(module, forward, args, kwargs, x)
+                turn = self.saver.plan(cast(BranchMap, self.method), self.stream_site.word, x)
+        if self.saver is None or turn is None:
+            return self.follow(module, forward, args, kwargs)
+        before = calls_so_far(self.control)
+        try:
+            with self.saver.running(turn):
+                return self.follow(module, forward, args, kwargs)
+        except Unexpected:
+            self.saver.works = False
+            take_back(self.control, before)
+            return self.follow(module, forward, args, kwargs)
+
+    def follow(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """Run the block and change its sums."""
         if self.usual == 0 and not torch.compiler.is_compiling() and runs_in_function():
             self.refuse(type(module).__name__, IN_FUNCTION, False)
         drawn: Source | None = None
@@ -145,7 +172,13 @@ class SkipAction(SumAction):
                 self.refuse(type(module).__name__, reason, True)
             if not torch.compiler.is_compiling():
                 self.usual, self.idle = len(watch.sums), watch.idle
+                if self.saver is not None:
+                    self.saver.learn(watch.sums, watch.overwrites, module)
         return out
+
+    def check(self, added: Sum, drawn: Source) -> None:
+        if self.saver is not None and not torch.compiler.is_compiling():
+            self.saver.check(added.ended, drawn.call)
 
 
 @dataclass
