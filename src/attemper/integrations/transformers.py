@@ -18,7 +18,7 @@ from attemper.tempering.outputs import IGNORED
 from attemper.tempering.records import added_parameters
 
 
-class TemperCallback(Companion, TrainerCallback):  # type: ignore[misc]
+class TemperCallback(Companion, TrainerCallback):
     """Tempers the model of a `Trainer`, and goes along with its training.
 
     Penalties get the factor of the loss, whatever it is divided or multiplied with; rates follow the course of
@@ -154,7 +154,7 @@ class TemperMixin:
         self.companion: TemperCallback = own
         kwargs["callbacks"] = callbacks
         super().__init__(*args, **kwargs)
-        own.report = lambda figures, state: self.log(figures)  # type: ignore[attr-defined, method-assign]
+        own.report = lambda figures, state: self.log(figures)  # type: ignore[method-assign]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The trainer's own, with rates and penalties beside the training loss for every tracker."""
@@ -206,11 +206,9 @@ class TemperMixin:
 
     def _labels(self, inputs: dict[str, Any]) -> Tensor | None:
         """The labels that count, as the trainer counts them."""
-        if isinstance(inputs.get("shift_labels"), Tensor):
-            return inputs["shift_labels"]
-        labels = inputs.get("labels")
-        if not isinstance(labels, Tensor):
-            return None
+        shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
+        if isinstance(shifted, Tensor) or not isinstance(labels, Tensor):
+            return shifted
         return labels[..., 1:] if predicts_next(self.tempered.model) else labels
 
     def _counted(self, inputs: dict[str, Any], labels: Tensor | None) -> Tensor | None:
@@ -242,5 +240,5 @@ class TemperMixin:
         return share
 
 
-class TemperTrainer(TemperMixin, Trainer):  # type: ignore[misc]
+class TemperTrainer(TemperMixin, Trainer):
     """A `Trainer` that computes a tempered loss: for consistency, and for losses outside of the model."""
