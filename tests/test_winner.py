@@ -18,10 +18,10 @@ from attemper.lab.cli import main
 from attemper.lab.errors import PlanError, StudyError
 from attemper.lab.evaluation.runs import load_run
 from attemper.lab.evaluation.trained import load_trained
-from attemper.lab.study.keeping import find_run
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import dump_plan
 from attemper.lab.study.study import Study
+from attemper.lab.study.winner import find_run
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.inputs import ImageInputs
 from study_fakes import FakeEngine, make_plan

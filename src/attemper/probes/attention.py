@@ -110,9 +110,10 @@ def see(
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = _four_axes(q).to(dtype), _four_axes(k).to(dtype)
     v = None if v is None else _four_axes(v).to(dtype)
-    if q.shape[1] != k.shape[1]:
-        k, v = (t if t is None else t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-        assert k is not None
+    groups = q.shape[1] // k.shape[1]
+    if groups != 1:
+        k = k.repeat_interleave(groups, 1)
+        v = None if v is None else v.repeat_interleave(groups, 1)
     return Seen(q, k, mask, is_causal, scale, v=v)
 
 

@@ -77,7 +77,8 @@ def compare_tables(tables: Mapping[str, Table]) -> Comparison:
 
 
 def _merged(table: Table, block: int, name: str) -> float | None:
-    values = [value for row in table.heads if row.block == block and (value := getattr(row, name)) is not None]
+    found = [getattr(row, name) for row in table.heads if row.block == block]
+    values = [float(value) for value in found if value is not None]
     if not values:
         return None
     return max(values) if name == "logit_max" else sum(values) / len(values)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 DOCS = "https://github.com/attemper/attemper/blob/main/docs/"
 """Where the pages of the documentation can be read."""
@@ -181,14 +181,10 @@ def grown(before: Mapping[int, float], after: Mapping[int, float]) -> list[str]:
 
 def looks_untrained(model: nn.Module) -> bool:
     """Whether every norm of a model is as it was made: ones and zeros, which no training leaves."""
-    norms = [
-        module
-        for module in model.modules()
-        if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), nn.Parameter)
-    ]
-    kept = [
-        bool((norm.weight == 1).all()) and (getattr(norm, "bias", None) is None or not bool(norm.bias.any()))
-        for norm in norms
-        if not norm.weight.is_meta  # type: ignore[union-attr]
-    ]
-    return len(kept) > 0 and all(kept)
+    found = []
+    for module in model.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if "Norm" not in type(module).__name__ or not isinstance(weight, Tensor) or weight.is_meta:
+            continue
+        found.append(bool((weight == 1).all()) and not (isinstance(bias, Tensor) and bool(bias.any())))
+    return len(found) > 0 and all(found)

@@ -165,7 +165,7 @@ class Diagnose:
 
     def _run_subject(self, folder: Path) -> Subject:
         from attemper.lab.evaluation.trained import read_trained
-        from attemper.lab.study.keeping import find_run
+        from attemper.lab.study.winner import find_run
 
         found = find_run(folder, self.of)
         spec, inputs = read_trained(found)

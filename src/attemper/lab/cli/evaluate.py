@@ -61,7 +61,7 @@ class Evaluate:
         from attemper.lab.evaluation.measure import evaluate
         from attemper.lab.evaluation.runs import load_run
         from attemper.lab.folders import folder_errors
-        from attemper.lab.study.keeping import find_run
+        from attemper.lab.study.winner import find_run
         from attemper.lab.training.loop import choose_device
 
         where = console(json=self.json)

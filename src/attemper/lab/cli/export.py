@@ -43,7 +43,7 @@ class ExportModel:
         from attemper.lab.evaluation.exporting import export_onnx, export_program, export_weights
         from attemper.lab.evaluation.trained import load_trained
         from attemper.lab.folders import folder_errors
-        from attemper.lab.study.keeping import find_run
+        from attemper.lab.study.winner import find_run
 
         wanted = [
             (self.onnx, export_onnx), (self.torch_export, export_program), (self.safetensors, export_weights),

@@ -48,6 +48,7 @@ class Predict:
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
+    """Images that are looked at at once."""
     device: Text = None
     """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
     json: Json = False
@@ -58,7 +59,7 @@ class Predict:
         from attemper.files import atomic_write
         from attemper.lab.evaluation.trained import load_trained
         from attemper.lab.folders import folder_errors
-        from attemper.lab.study.keeping import find_run
+        from attemper.lab.study.winner import find_run
         from attemper.lab.tasks.user_images import image_files
         from attemper.lab.training.loop import choose_device
 

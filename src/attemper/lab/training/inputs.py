@@ -59,7 +59,9 @@ class ImageInputs:
         try:
             held: Mapping[str, Any] = json.loads(text)
             found = cls(
-                *(int(held[name]) for name in ("channels", "height", "width")),
+                int(held["channels"]),
+                int(held["height"]),
+                int(held["width"]),
                 tuple(map(str, held["classes"])),
                 tuple(map(float, held["mean"])),
                 tuple(map(float, held["deviation"])),
