@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +23,8 @@ from transformers import (  # noqa: E402
     BertForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -26,6 +33,7 @@ from transformers import (  # noqa: E402
 )
 
 from attemper.integrations.transformers import TemperCallback, TemperMixin, TemperTrainer  # noqa: E402
+from attemper.tempering.automatic import predicts_next  # noqa: E402
 
 SAMPLES = 20
 PENALTY = "explicit(v=0.3, ff=0.2)"
@@ -340,3 +348,31 @@ def test_a_copy_of_the_trained_model_is_the_plain_one_after_remove(tmp_path):
     callback.tempered.remove()
     assert type(model) is ViTForImageClassification
     assert list(model.state_dict()) == list(twin.state_dict())
+
+
+@pytest.mark.parametrize("kind", [vit, bert, llama, "t5"])
+def test_whose_labels_are_shifted_is_known_as_the_trainer_knows_it(kind, tmp_path):
+    if kind == "t5":
+        config = T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+        model = T5ForConditionalGeneration(config)
+    else:
+        model = kind()
+    trainer = trainer_of(Trainer, model, texts(), tmp_path)
+    assert predicts_next(model) == trainer._loss_shifts_labels
+
+
+@pytest.mark.slow
+def test_two_processes_compute_what_one_computes(tmp_path):
+    recipe = "dropkey(0.3) + explicit(v=0.3) + consistency(0.5)"
+    script = Path(__file__).with_name("trainer_ranks.py")
+    found = []
+    for count in (1, 2):
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        told = subprocess.run(
+            [*words, str(script), recipe], capture_output=True, text=True, check=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        found.append([json.loads(line[5:]) for line in told.stdout.splitlines() if line.startswith("sums ")])
+    assert len(found[0]) == len(found[1]) == 2
+    for one, other in zip(*found, strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
