@@ -21,7 +21,9 @@ import torch
 import attemper
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*.md")]
+)
 CARDS = ROOT / "docs" / "methods"
 OUTPUT = "<!-- output -->"
 SECTIONS = [

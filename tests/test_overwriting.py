@@ -15,7 +15,7 @@ import attemper
 from attemper.errors import ParameterError, UnsavableError
 from attemper.lab.bench.commands import check_files
 from attemper.lab.cli import main
-from attemper.lab.cli.diagnose import check_out as check_diagnosis
+from attemper.lab.cli.diagnosis_files import check_out as check_diagnosis
 from attemper.lab.cli.evaluate import _keep_other
 from attemper.lab.cli.experiment import check_out as check_experiment
 from attemper.lab.folders import refuse_foreign

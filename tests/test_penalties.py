@@ -69,6 +69,35 @@ def test_penalty_is_the_sum_of_the_rows_and_clears_them():
     assert tempered.penalty().item() == 0.0
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, f"dropkey(0.3) + consistency(0.5) + {RECIPE}"])
+@pytest.mark.parametrize("share", [0.25, torch.tensor(0.25), lambda: 0.25])
+def test_a_share_scales_what_methods_add_and_nothing_else(recipe, share):
+    """A loop that gives its loss the factor itself gets the whole at that factor."""
+    found = []
+    for scaled in (True, False):
+        model = encoder()
+        tempered = attemper.apply(model, recipe)
+        torch.manual_seed(1)
+        task = 0.25 if scaled else 1.0
+        loss = tempered.loss(
+            lambda m=model: m(tokens()), lambda out, f=task: f * out.square().mean(), share=share if scaled else 1.0
+        )
+        (loss if scaled else 0.25 * loss).backward()
+        found.append(gradients(model))
+    assert_same(*found)
+
+
+def test_under_auto_penalty_the_rows_of_the_last_pass_stay_readable():
+    model, twin = encoder(), encoder()
+    tempered, by_hand = attemper.apply(model, RECIPE, auto_penalty=True), attemper.apply(twin, RECIPE)
+    tempered.loss_scale = 1.0
+    model(tokens()).square().mean().backward()
+    twin(tokens())
+    assert [(row.component, row.value) for row in tempered.penalties()] == [
+        (row.component, row.value) for row in by_hand.penalties()
+    ]
+
+
 def test_rows_tell_block_and_component():
     model = encoder()
     tempered = attemper.apply(model, "explicit(q=1, ff=1) + arora(v=1)")

@@ -70,7 +70,7 @@ def test_every_head_of_every_family_has_its_row_and_the_pass_leaves_no_trace(kin
         assert 0 < row.normalised <= 1 + 1e-6
         assert row.logit_max > 0
         assert row.q_norm > 0
-        assert row.flags == ()
+        assert set(row.flags) <= {"uniform", "duplicate", "sink, broadcast"}  # random weights of small models
     if kind.grids != (None,):
         assert any(row.distance is not None and row.distance > 0 for row in table.heads)
     assert {row.block for row in table.tokens} == {row.block for row in table.heads}
@@ -230,10 +230,10 @@ def test_collapse_and_blow_up_are_flagged_with_block_and_head():
     with torch.no_grad():
         model.blocks[1].attn.qkv.weight[16:32] *= 4e4  # the queries of head 1
     table = diagnose(model, batch_of(family("timm-vit")))
-    flagged = {(row.block, row.head): row.flags for row in table.heads if row.flags}
+    flagged = {(row.block, row.head): row.flags for row in table.heads if set(row.flags) - {"uniform", "duplicate"}}
     assert flagged == {(1, 1): ("entropy collapse", "logit blow-up")}
     assert "block 1, head 1 (blocks.1.attn): entropy collapse" in table.flags
-    assert "! block 1, head 1 (blocks.1.attn): logit blow-up" in str(table)
+    assert " heads (block 1: 1): |logits| are above 100:" in str(table)
     assert table.to_dict()["heads"][4]["flags"] == ["entropy collapse", "logit blow-up"]
     assert HeadRow(0, "a", 0, entropy=math.nan).flags == ("not finite",)
 

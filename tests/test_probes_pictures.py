@@ -221,8 +221,9 @@ def test_diagnose_prints_a_table_and_writes_pictures_and_a_page(photos, tmp_path
     words = ["diagnose", SMALL, "--images", str(photos), "--checkpoint", str(weights), "--out", str(out)]
     assert main([*words, "--pictures", "2", "--query", "1,2"]) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[2].split()[:3] == ["block", "head", "entropy"]
-    assert "! block 1, head 0 (blocks.1.attn): logit blow-up" in printed
+    assert f"weights: {weights.parent.name}/weights.pt" in printed
+    assert printed.splitlines()[3].split()[:3] == ["block", "head", "entropy"]
+    assert "! logit blow-up, 1 of 6 heads (block 1: 0)" in printed
     assert "2 images could not be decoded and were skipped: broken.png, text.jpg" in printed
     for name in ("heat-normalised", "heat-logit-max", "curve-condition", "looks-0", "looks-1", "rollout-1"):
         Image.open(out / f"{name}.png").verify()
@@ -230,7 +231,7 @@ def test_diagnose_prints_a_table_and_writes_pictures_and_a_page(photos, tmp_path
     assert table["samples"] == 4
     assert len(table["heads"]) == 6
     page = (out / "index.html").read_text()
-    for told in ("Flags", "logit blow-up", "Where attention looks", "Image 1: attention rollout", "broken.png"):
+    for told in ("Findings", "logit blow-up", "Where attention looks", "Image 1: attention rollout", "broken.png"):
         assert told in page
 
 

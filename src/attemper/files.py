@@ -245,7 +245,7 @@ def weights_in(folder: Path) -> Path:
         return path
     raise UnreadableError(
         f"'{folder}' has no {WEIGHTS}: it is not the folder of a finished run. 'attemper train --folder {folder}' "
-        "makes one; a study keeps results, and no weights."
+        "makes one."
     )
 
 

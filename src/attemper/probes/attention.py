@@ -42,6 +42,8 @@ class Seen:
     scale: float = 1.0
     logits: Tensor | None = None
     """(B, H, Nq, Nk), with masks and bias in them."""
+    v: Tensor | None = None
+    """(B, H, Nk, e'); None where it was not seen."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -88,10 +90,17 @@ class Seen:
         return logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask.to(logits)
 
 
-def see(q: Tensor, k: Tensor, mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None) -> Seen:
+def see(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    v: Tensor | None = None,
+) -> Seen:
     """A call from what `scaled_dot_product_attention` was given: any leading axes, grouped heads, any dtype.
 
-    q: (…, Nq, e). k: (…, Nk, e). mask: boolean (True = may attend) or additive.
+    q: (…, Nq, e). k: (…, Nk, e). v: (…, Nk, e'). mask: boolean (True = may attend) or additive.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if mask is not None:
@@ -100,9 +109,12 @@ def see(q: Tensor, k: Tensor, mask: Tensor | None = None, is_causal: bool = Fals
         mask = mask[(None,) * (4 - mask.dim())] if q.dim() == 4 or mask.dim() == 2 else _four_axes(mask)
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = _four_axes(q).to(dtype), _four_axes(k).to(dtype)
-    if q.shape[1] != k.shape[1]:
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return Seen(q, k, mask, is_causal, scale)
+    v = None if v is None else _four_axes(v).to(dtype)
+    groups = q.shape[1] // k.shape[1]
+    if groups != 1:
+        k = k.repeat_interleave(groups, 1)
+        v = None if v is None else v.repeat_interleave(groups, 1)
+    return Seen(q, k, mask, is_causal, scale, v=v)
 
 
 def _four_axes(t: Tensor) -> Tensor:

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError, UnmetError, suggestion
-from attemper.probes.attention import HeadStatistics, Seen, head_statistics
+from attemper.probes.attention import Seen, head_statistics
 from attemper.probes.block_jacobians import block_jacobians
 from attemper.probes.branch_rows import Log
 from attemper.probes.conditioning import conditioning
+from attemper.probes.findings import looks_untrained
+from attemper.probes.patterns import first_samples, sinks, twins
 from attemper.probes.smoothing import logit_push, own_prediction
 from attemper.probes.table import HeadRow, JacobianRow, SmoothingRow, Table, TokenRow
 from attemper.probes.tokens import BlockWatch, block_watches
 from attemper.probes.watching import AttentionWatch, in_eval, looking, run_model, samples_in
 from attemper.probes.watching import find_attention as find_attention
-from attemper.sites import AttentionSite, Sites
+from attemper.sites import AttentionSite, Geometry, Sites
 from attemper.sites.targets import Targets
 from attemper.tempering.subclassing import Action
 
@@ -25,13 +27,15 @@ PROBES = {
     "entropy": "entropy of attention, against its maximum and against the uniform distribution",
     "distance": "how far attention reaches on the grid of patches",
     "logits": "largest logit, lengths of queries and keys",
+    "sinks": "a key that gets most of all weights: its share, the length of its value, the rank of the head's output",
+    "twins": "heads of one layer that attend to the same",
     "conditioning": "κ, effective rank and similarity of the tokens through every block",
     "smoothing": "whether the gradient of the logits flattens attention, without and with the recipe",
     "jacobian": "κ of the Jacobians of attention and feed-forward network, without and with their skips; slow",
 }
 """Names for `diagnose(probes=…)`, with what each of them looks at."""
 
-DEFAULT = ("entropy", "distance", "logits", "conditioning")
+DEFAULT = ("entropy", "distance", "logits", "sinks", "twins", "conditioning")
 
 MOST_DECOMPOSED = 8
 """Samples whose token matrices are decomposed: singular values take longer than the model."""
@@ -80,7 +84,10 @@ def diagnose(
     smoothing: tuple[SmoothingRow, ...] = ()
     if "smoothing" in wanted:
         smoothing = logit_push(model, loss or own_prediction(model, batch), targets=targets)
-    return Table(type(model).__name__, samples_in(batch), heads, tokens, jacobians, smoothing, tuple(notes))
+    return Table(
+        type(model).__name__, samples_in(batch), heads, tokens, jacobians, smoothing, tuple(notes),
+        untrained=looks_untrained(model),
+    )  # fmt: skip
 
 
 def _check(probes: Sequence[str]) -> frozenset[str]:
@@ -100,10 +107,10 @@ def head_rows(
     model: nn.Module, batch: Any, sites: Sites, probes: frozenset[str]
 ) -> tuple[tuple[HeadRow, ...], list[str]]:
     """One pass: a row per head, and the names of attention sites that were not met."""
-    found: dict[str, list[HeadStatistics]] = {}
+    found: dict[str, list[dict[str, Tensor]]] = {}
 
     def tell(site: AttentionSite, call: Seen) -> None:
-        found.setdefault(site.name, []).append(head_statistics(call, probes, site.geometry))
+        found.setdefault(site.name, []).append(_statistics(call, probes, site.geometry))
 
     watches: list[tuple[nn.Module, Action]] = [(site.module, AttentionWatch(site, tell)) for site in sites.attentions]
     with looking(watches):
@@ -118,19 +125,40 @@ def head_rows(
     return tuple(rows), [site.name for site in sites.attentions if site.name not in found]
 
 
-def _rows(site: AttentionSite, found: list[HeadStatistics]) -> list[HeadRow]:
+def _statistics(call: Seen, probes: frozenset[str], geometry: Geometry | None) -> dict[str, Tensor]:
+    """What the probes say about one call, one number per head each."""
+    whole = head_statistics(call, probes, geometry)
+    found = {field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)}
+    with torch.autocast(call.device.type, enabled=False):
+        few = first_samples(call)
+        found |= sinks(few) if "sinks" in probes else {}
+        found |= twins(few) if "twins" in probes else {}
+    if "sinks" in probes:
+        found["keys"] = torch.full(call.shape[1:2], call.shape[3])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _rows(site: AttentionSite, found: list[dict[str, Tensor]]) -> list[HeadRow]:
     """The heads of one attention; where a pass calls it several times, means over the calls."""
-    columns: dict[str, list[float]] = {}
-    for field in dataclasses.fields(HeadStatistics):
-        values = [value for each in found if (value := getattr(each, field.name)) is not None]
-        if values and len({len(value) for value in values}) == 1:
-            merge = torch.amax if field.name == "logit_max" else torch.mean
-            columns[field.name] = merge(torch.stack(values), 0).tolist()
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for each in found for name in each):
+        values = [each[name] for each in found if name in each]
+        if len({len(value) for value in values}) > 1:
+            continue
+        if name in WHOLE:  # places, of which there is no mean
+            columns[name] = values[0].int().tolist()
+        else:
+            merge = torch.amax if name == "logit_max" else torch.mean
+            columns[name] = merge(torch.stack(values), 0).tolist()
     heads = max((len(values) for values in columns.values()), default=0)
     return [
         HeadRow(site.block, site.name, head, **{name: values[head] for name, values in columns.items()})
         for head in range(heads)
     ]
+
+
+WHOLE = ("sink_key", "twin", "keys")
+"""Columns that are numbers of keys or heads."""
 
 
 # ------------------------------------------------------------------------------------------------------------- tokens

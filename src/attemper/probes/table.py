@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-COLLAPSE = 0.05
-"""Normalised entropy below which a head has collapsed: at 197 keys, it looks at 1.3 of them on average."""
-BLOW_UP = 100.0
-"""|logit| above which logits have blown up: a difference of that size is out of reach for any gradient."""
+from attemper.probes import findings as limits
+from attemper.probes.findings import Finding, findings
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,53 @@ class HeadRow:
     q_norm: float | None = None
     k_norm: float | None = None
 
+    sink_share: float | None = None
+    """The share of all weights that goes to the key that gets most, the mean over samples."""
+    sink_key: int | None = None
+    """Which key that is, in most samples."""
+    sink_value: float | None = None
+    """Length of its value over the mean length of values."""
+    output_rank: float | None = None
+    """Effective rank of what the head gives to the tokens, the median over samples."""
+    keys: int | None = None
+    """How many keys there are."""
+    twin: int | None = None
+    """The head of this attention that attends most alike."""
+    overlap: float | None = None
+    """How much: 1 is the same."""
+
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is wrong with this head: "entropy collapse", "logit blow-up", "not finite"."""
+        """What stands out about this head: names of `attemper.probes.findings.KINDS`."""
         found = []
-        if self.normalised is not None and self.normalised < COLLAPSE:
+        if self.normalised is not None and self.normalised < limits.COLLAPSE:
             found.append("entropy collapse")
-        if self.logit_max is not None and self.logit_max > BLOW_UP:
-            found.append("logit blow-up")
+        uniform = self.normalised is not None and self.normalised > limits.UNIFORM
+        if uniform:
+            found.append("uniform")
+        if self.logit_max is not None and self.logit_max > limits.GROWTH:
+            found.append("logit blow-up" if self.logit_max > limits.BLOW_UP else "logit growth")
         if any(isinstance(v, float) and not math.isfinite(v) for v in (self.entropy, self.logit_max, self.q_norm)):
             found.append("not finite")
+        if self.overlap is not None and self.overlap > limits.SAME and not uniform:
+            found.append("duplicate")
+        if self.is_sink:
+            found.append(self._sink)
         return tuple(found)
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether one key gets so much weight that it is an attention sink."""
+        least = max(limits.SINK, limits.SINK_KEYS / self.keys if self.keys else 0.0)
+        return self.sink_share is not None and self.sink_share >= min(least, 1.0)
+
+    @property
+    def _sink(self) -> str:
+        if self.sink_value is not None and self.sink_value < limits.NO_OP:
+            return "sink, no-op"
+        if self.output_rank is not None and self.output_rank < limits.BROADCAST:
+            return "sink, broadcast"
+        return "sink"
 
 
 @dataclass(frozen=True)
@@ -116,6 +150,15 @@ class Table:
     smoothing: tuple[SmoothingRow, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be seen, and why."""
+    weights: str = ""
+    """Where the model's weights come from, if anybody said it."""
+    untrained: bool = False
+    """Whether the weights are as they were made: said, or seen by norms that have learnt nothing."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What stands out, the most serious first, with what might help."""
+        return findings(self.heads)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -129,11 +172,19 @@ class Table:
         whole = dataclasses.asdict(self)
         whole["heads"] = [row | {"flags": list(of.flags)} for row, of in zip(whole["heads"], self.heads, strict=True)]
         whole["flags"] = list(self.flags)
+        whole["findings"] = [
+            {"kind": each.kind, "heads": each.heads, "text": each.text, "advice": each.advice, "link": each.link}
+            for each in self.findings
+        ]
         plain: dict[str, Any] = _plain(whole)
         return plain
 
     def __str__(self) -> str:
         lines = [f"{self.model}, {self.samples} {'sample' if self.samples == 1 else 'samples'}"]
+        if self.weights:
+            lines.append(f"weights: {self.weights}")
+        elif self.untrained:
+            lines.append("weights: not trained, it seems: no norm has learnt anything")
         if self.heads:
             lines += ["", *aligned(_head_cells(self.heads))]
         if self.tokens:
@@ -142,8 +193,20 @@ class Table:
             lines += ["", *aligned(_jacobian_cells(self.jacobians))]
         if self.smoothing:
             lines += ["", *aligned(_smoothing_cells(self.smoothing))]
-        lines += [f"! {flag}" for flag in self.flags]
+        lines += ["", *self.conclusion()] if self.heads else []
         return "\n".join([*lines, *(f"note: {note}" for note in (*jacobian_reasons(self.jacobians), *self.notes))])
+
+    def conclusion(self) -> list[str]:
+        """What stands out, in lines."""
+        lines = ["! The weights are not trained: what follows tells of how they were made."] if self.untrained else []
+        if not self.findings:
+            return [
+                *lines,
+                "Nothing stands out: no head is uniform, collapsed, a duplicate or a sink; logits are small.",
+            ]
+        for each in self.findings:
+            lines += [f"! {each.text}", f"  may help: {each.advice}. {each.link}"]
+        return lines
 
 
 HEAD_COLUMNS = {
@@ -154,6 +217,10 @@ HEAD_COLUMNS = {
     "logit_max": "|logit| max",
     "q_norm": "|q|",
     "k_norm": "|k|",
+    "sink_share": "sink",
+    "sink_value": "|v| there",
+    "output_rank": "out rank",
+    "overlap": "overlap",
 }
 """Field of a row → its title."""
 

@@ -91,14 +91,14 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Seen:
-    return see(query.detach(), key.detach(), attn_mask, is_causal, scale)
+    return see(query.detach(), key.detach(), attn_mask, is_causal, scale, value.detach())
 
 
 def _multihead(*args: Any, **kwargs: Any) -> Seen:
     call = MultiheadArguments(*args, **kwargs)
-    q, k, _, mask = split_heads(call, *project(call))
+    q, k, v, mask = split_heads(call, *project(call))
     hinted = call.is_causal and call.key_padding_mask is None  # the hint says that the mask is the causal one
-    return see(q, k, None if hinted else mask, hinted)
+    return see(q, k, None if hinted else mask, hinted, v=v)
 
 
 # ---------------------------------------------------------------------------------------------------- for a stretch

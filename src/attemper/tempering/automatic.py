@@ -1,30 +1,64 @@
 """auto_penalty: how penalties reach a training loop that cannot be changed."""
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attemper.errors import PenaltyError
 from attemper.tempering.outputs import map_tensors
 from attemper.tempering.penalties import Control
 
 
-def share_of_step(module: nn.Module, kwargs: Any) -> Tensor | float:
-    """Which part of an optimiser's step this pass is, where the loop says so.
+def share_of_step(module: nn.Module, kwargs: Any, control: Control) -> Tensor | float:
+    """Which part of an optimiser's step this pass is, where the loop says so and the model's loss comes as such a part.
 
     Transformers' Trainer hands over how many labels the whole step has, in all batches whose gradients it adds up. The
     model then divides the sum of its losses by that number, and nothing is divided by the number of batches.
     """
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
-    if items is None or not isinstance(labels, Tensor):
+    if items is None or not isinstance(labels, Tensor) or control.divides is False:
         return 1.0
-    if "shift_labels" not in kwargs and getattr(module, "loss_type", None) == "ForCausalLM":
+    if "shift_labels" not in kwargs and predicts_next(module):
         labels = labels[..., 1:]  # the first token of a text is never predicted
     share: Tensor = labels.ne(-100).sum() / items
     return share
+
+
+class DivisorWatch(TorchFunctionMode):
+    """Sees whether a loss is computed with the number of labels of the step, which many models take and never read."""
+
+    def __init__(self, items: Any, control: Control) -> None:
+        super().__init__()
+        self.items, self.control = items, control
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(each is self.items for each in args):
+            self.control.divides = True
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self.control.divides is None:
+            self.control.divides = False
+
+
+def watch_divisor(items: Any, control: Control) -> contextlib.AbstractContextManager[Any]:
+    """Context manager: the first pass inside of one tells whether the loss is divided by the number of labels."""
+    if not isinstance(items, Tensor) or control.divides is not None or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return DivisorWatch(items, control)
+
+
+def predicts_next(module: nn.Module) -> bool:
+    """Whether a model of Transformers predicts the next token, and shifts its labels itself."""
+    kinds = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+    encodes = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return getattr(module, "loss_type", None) in kinds and not encodes
 
 
 def with_penalty(out: Any, penalty: Tensor, control: Control, module: nn.Module) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from attemper.tempering.attention import AttentionAction
 from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.offsets import Samples
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
-from attemper.tempering.penalties import Control, When
+from attemper.tempering.penalties import When
 from attemper.tempering.replay import Replay
 from attemper.tempering.root import applied_by, total
 from attemper.tempering.saving import save
@@ -29,6 +29,8 @@ from attemper.tempering.subclassing import is_made, is_tempered, restore, state_
 
 PREFIX = "attemper"
 """The one name under which methods add parameters to a model's state dict."""
+
+Share = Tensor | float | Callable[[], Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,6 @@ class PenaltyRow:
 class Tempered(Replay):
     """The handle to a tempered model."""
 
-    def __init__(self, model: nn.Module, control: Control) -> None:
-        super().__init__(model, control)
-        self._last: tuple[Entry, ...] = ()
-
     @classmethod
     def of(cls, model: nn.Module) -> Tempered:
         """The handle to a model that is tempered already: a copy, or one that was loaded from a file."""
@@ -87,6 +85,7 @@ class Tempered(Replay):
         criterion: Callable[[Any], Tensor],
         counted: Tensor | None = None,
         weight: Tensor | None = None,
+        share: Share = 1.0,
     ) -> Tensor:
         """The training loss: the task's own, the penalties, and the comparison of passes if the recipe has one.
 
@@ -95,6 +94,9 @@ class Tempered(Replay):
         counted: for logits (B, N, classes) of sequences, boolean (B, N): False at padding, which is not compared.
         weight: a factor of the loss and of the comparison, but not of the penalties: where several processes share a
             batch, and one has more predictions that count than another.
+        share: a factor of what the methods add, and of nothing else: the one that `criterion` has given the loss
+            already, such as the part of an optimiser's step that this batch is; or a function that gives it, called
+            behind the first pass.
         """
         comparison = next((method for method in self.methods if isinstance(method, LossTerm)), None)
         ledger = self.control.ledger
@@ -103,8 +105,8 @@ class Tempered(Replay):
             if not self.model.training:
                 return _weighted(criterion(forward()), weight)
             if comparison is None or comparison.strength == 0:
-                return self._with_penalty(_weighted(criterion(forward()), weight))
-            return self._compared(comparison, forward, criterion, counted, weight)
+                return self._with_penalty(_weighted(criterion(forward()), weight), share)
+            return self._compared(comparison, forward, criterion, counted, weight, share)
         finally:
             ledger.scope = outer
 
@@ -115,26 +117,27 @@ class Tempered(Replay):
         criterion: Callable[[Any], Tensor],
         counted: Tensor | None,
         weight: Tensor | None,
+        share: Share,
     ) -> Tensor:
         ledger, passes = self.control.ledger, comparison.passes
         ledger.embedded = []
         try:
             outputs = [forward()]
-            penalised = self._with_penalty(_weighted(criterion(outputs[0]) / passes, weight))
+            penalised = self._with_penalty(_weighted(criterion(outputs[0]) / passes, weight), share)
             ledger.muted = True
             with frozen_batch_norm(self.model):
                 outputs += [forward() for _ in range(passes - 1)]
         finally:
             ledger.muted, ledger.embedded = False, None
         logits = [logits_of(out) for out in outputs]
-        added = comparison.strength * comparison.compare_all(logits, _fitting(counted, logits[0]))
+        added = _shared(comparison.strength * comparison.compare_all(logits, _fitting(counted, logits[0])), share)
         for out in outputs[1:]:
             added = criterion(out) / passes + added
         return penalised + _weighted(added, weight)
 
-    def _with_penalty(self, loss: Tensor) -> Tensor:
+    def _with_penalty(self, loss: Tensor, share: Share) -> Tensor:
         entries, tickets = self.control.ledger.take_own()
-        return loss + self._taken(entries, tickets) if entries else loss
+        return loss + _shared(self._taken(entries, tickets), share) if entries else loss
 
     def penalty(self) -> Tensor:
         """What the forward passes since the last call added to the loss: a scalar, zero where no method adds any.
@@ -156,7 +159,7 @@ class Tempered(Replay):
         return torch.zeros((), device=None if tensor is None else tensor.device)
 
     def _taken(self, entries: list[Entry], tickets: list[Ticket]) -> Tensor:
-        self._last = tuple(replace(entry, value=entry.value.detach()) for entry in entries)
+        self.control.ledger.remember(entries)
         penalty = total(entries)
         if not torch.compiler.is_compiling():
             self.control.ledger.watch_on(penalty.device)
@@ -165,7 +168,7 @@ class Tempered(Replay):
 
     def penalties(self) -> list[PenaltyRow]:
         """The terms of the penalty, one row per block and component: those not yet taken, else those taken last."""
-        entries = self.control.ledger.untaken() or self._last
+        entries = self.control.ledger.untaken() or self.control.ledger.last
         return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.value.detach())) for e in entries]
 
     @property
@@ -319,6 +322,11 @@ class Tempered(Replay):
 
 def _weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
     return loss if weight is None else weight * loss
+
+
+def _shared(added: Tensor, share: Share) -> Tensor:
+    share = share() if callable(share) else share
+    return added if isinstance(share, float) and share == 1 else added * share
 
 
 def _fitting(counted: Tensor | None, logits: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -151,6 +151,8 @@ class Ledger:
         self.forgot = False
         """Whether a backward pass went through the output of a compiled pass whose terms nobody had taken."""
         self.pending = NOTHING
+        self.last: tuple[Entry, ...] = ()
+        """The terms that were taken last, without their graphs."""
         self.sentinel = self.guard(torch.device("cpu"))
         """A leaf that gets a gradient when backward goes through the output of a compiled pass."""
         self.draws: Any = None
@@ -203,6 +205,10 @@ class Ledger:
         self.forgot, self.pending = False, NOTHING
         self.lost = 0
         self.uncompared = False
+
+    def remember(self, entries: list[Entry]) -> None:
+        """Keep the values of terms that somebody takes now."""
+        self.last = tuple(replace(entry, value=entry.value.detach()) for entry in entries)
 
     def living(self) -> list[Pass]:
         """The passes whose output lives; where there is none, those whose output was dropped last."""

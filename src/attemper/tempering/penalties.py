@@ -30,6 +30,8 @@ class Control:
     auto_penalty: bool = False
     loss_scale: float | Callable[[], float] | None = None
     """With auto_penalty: the factor that the loop gives its loss, if somebody said it."""
+    divides: bool | None = None
+    """Whether the model's own loss is divided by the number of labels that a loop hands over; None: not seen yet."""
     batch_share: float = 1.0
     """The part of the whole batch that this process sees."""
     fraction: float | None = None

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import UnsupportedError
 from attemper.methods.base import Method
-from attemper.tempering.automatic import share_of_step, with_penalty
+from attemper.tempering.automatic import share_of_step, watch_divisor, with_penalty
 from attemper.tempering.draws import run_drawing
 from attemper.tempering.ledger import Entry, Ticket
 from attemper.tempering.penalties import Control
@@ -96,8 +96,10 @@ def run_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwarg
         )
     current, chain = ledger.begin(id(module)), ledger.chain
     ledger.chain = None
+    items = kwargs.get("num_items_in_batch") if control.auto_penalty else None
     try:
-        out = forward(*args, **kwargs)
+        with watch_divisor(items, control):
+            out = forward(*args, **kwargs)
         if ledger.chain is not None:  # from parts that are compiled
             current.entries += ledger.chain.terms()
     except BaseException:  # out of memory, say: leave as much room as there was
@@ -109,8 +111,9 @@ def run_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwarg
     current.ticket = Ticket(names, control.compares and ledger.scope is None, control.auto_penalty)
     if control.auto_penalty and current.entries:
         penalty = total(current.entries)
+        ledger.remember(current.entries)
         applied_by(penalty, [current.ticket])
-        out = with_penalty(out, penalty * share_of_step(module, kwargs), control, module)
+        out = with_penalty(out, penalty * share_of_step(module, kwargs, control), control, module)
         current.entries = []
     return ledger.end(current, out)
 
@@ -128,7 +131,7 @@ def run_compiled_pass(control: Control, module: nn.Module, forward: Any, args: A
         return out
     penalty = total(ledger.chain.terms())
     ledger.chain = None
-    return with_penalty(out, penalty * share_of_step(module, kwargs), control, module)
+    return with_penalty(out, penalty * share_of_step(module, kwargs, control), control, module)
 
 
 def total(entries: list[Entry]) -> Tensor:

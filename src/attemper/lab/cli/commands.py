@@ -29,6 +29,8 @@ COMMANDS: Mapping[str, str | Group] = {
     "compare": "compare:Compare",
     "train": "train:Train",
     "evaluate": "evaluate:Evaluate",
+    "predict": "predict:Predict",
+    "export": "export:ExportModel",
     "reproduce": "reproduce:Reproduce",
     "study": (
         "Look at a study, go on with it, take its results elsewhere.",

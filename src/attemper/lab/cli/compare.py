@@ -18,6 +18,7 @@ from attemper.lab.cli.options import (
     Costs,
     Data,
     Json,
+    Keep,
     Number,
     Numbers,
     Parallel,
@@ -27,7 +28,7 @@ from attemper.lab.cli.options import (
     Trackers,
     Writable,
 )
-from attemper.lab.cli.printing import command_line, console, print_json, show_summary
+from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
 from attemper.lab.errors import FolderError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Compare:
     probe_every: Number = None
     """Look at attention every so many steps, and show its entropy over training; results stay the same."""
     evaluate: Suites = ""
+    keep: Keep = None
     track: Trackers = ()
     data: Data = None
     where: Where = field(default_factory=Where)
@@ -117,6 +119,7 @@ class Compare:
 
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
         said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
+        said["keep"] = self.keep
         said = {name: value for name, value in said.items() if value not in (None, [])}
         budget = {"epochs": self.epochs, "batch_size": self.batch_size, "augment": self.augment}
         budget = {name: value for name, value in budget.items() if value is not None}
@@ -193,6 +196,8 @@ def carry_out(
         if ranks.main:
             report = write_report(summary, folder / "report.html")
             show_summary(screen, summary, report)
+            if (folder / "weights").is_dir():
+                say(screen, f"Weights: {folder / 'weights'}; try 'attemper predict {folder} --images FOLDER'")
             if json:
                 print_json(summary)
     return 0 if summary["complete"] else 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json as json_module
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from attemper.errors import NoSiteError, ParameterError
-from attemper.lab.cli.options import Json, Number, Text, Writable
+from attemper.files import WEIGHTS
+from attemper.lab.cli.diagnosis_files import check_out, write_all
+from attemper.lab.cli.options import Json, Number, Of, Text, Writable
 from attemper.lab.cli.printing import command_line, console, print_json, say
 
 if TYPE_CHECKING:
@@ -22,43 +23,65 @@ if TYPE_CHECKING:
 
     from attemper.lab.tasks.user_images import Images
     from attemper.probes.pictures import Query
-    from attemper.probes.table import JacobianRow, Table, TokenRow
 
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
 DEFAULT_SIZE, DEFAULT_CLASSES = 32, 1000
-WRITTEN = ("index.html", "table.json", "heat-*.png", "curve-*.png", "looks-*.png", "rollout-*.png")
-"""What is written into the folder."""
+
+NO_WEIGHTS = "random weights"
+RANDOM = "random, since no checkpoint was given"
+PRETRAINED = "pretrained weights of the library"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is looked at."""
+
+    model: str
+    """As `build_model` takes it."""
+    recipe: str
+    checkpoint: Path | None
+    label: str
+    """What its weights are called."""
+    size: int
+    channels: int
+    classes: int | None
+    normalise: Callable[[Tensor], Tensor]
+    """uint8 (B, 3, size, size) → what the model takes."""
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Look into a model: entropy, logits and reach of every head, conditioning of tokens, where attention looks.
+    """Look into a model: entropy, logits and reach of every head, sinks, conditioning of tokens, where attention looks.
 
-    Prints a table, and writes heat maps, curves and pictures as PNG, the table as JSON, and one HTML page. Images are
-    cut to their middle square; those that cannot be decoded are skipped and named. Without a checkpoint, weights are
-    random.
+    Prints a table and what it comes to, and writes heat maps, curves and pictures as PNG, the table as JSON, and one
+    HTML page. Images are cut to their middle square; those that cannot be decoded are skipped and named. The model may
+    be the folder of a run or of a study, with its recipe, size and weights; a model by its name has random weights
+    without a checkpoint. --beside puts other weights of the same model next to the first ones, in tables and pictures.
 
     Examples
+      attemper diagnose runs/photos-vit --images photos --of "dropkey(0.1)"
       attemper diagnose timm:vit_small_patch16_224 --images photos --checkpoint vit.safetensors
       attemper diagnose vit-cifar --images photos --recipe cb --checkpoint runs/one/checkpoint.pt
       attemper diagnose vit-tiny --images photos --query 3,4 --checkpoint plain.pt --beside dropkey.pt
     """
 
     model: Model
-    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    """Such as vit-cifar, timm:vit_tiny_patch16_224, hf:vit; or the folder of a run or of a study."""
     images: Folder
     """A folder with images, at any depth."""
-    recipe: str = "none"
-    """Applied to the model before it is looked at; cb, graying and skipless act in eval mode."""
+    of: Of = None
+    recipe: Text = None
+    """Applied to the model before it is looked at; cb, graying and skipless act in eval mode. Otherwise that of a run,
+    or none."""
     checkpoint: Writable = None
     """Weights, as .safetensors or as a state dict that torch saved."""
     beside: Writable = None
-    """Weights of another run of the same model: its pictures are drawn beside the first one's."""
+    """Weights of another run of the same model, as a file or a run's folder: shown beside the first one's."""
     out: Path = Path("diagnosis")
     """Where files are written."""
-    probes: tuple[str, ...] = ("entropy", "distance", "logits", "conditioning")
-    """Which of entropy, distance, logits, conditioning, smoothing, jacobian."""
+    probes: tuple[str, ...] = ("entropy", "distance", "logits", "sinks", "twins", "conditioning")
+    """Which of entropy, distance, logits, sinks, twins, conditioning, smoothing, jacobian."""
     jacobian_limit: Number = None
     """Tokens × channels above which of a Jacobian only the largest singular value is computed; otherwise 4096 on a CPU
     and 25000 on a GPU."""
@@ -82,35 +105,81 @@ class Diagnose:
         import attemper
         from attemper.lab.tasks.user_images import read_images
         from attemper.lab.training.loop import choose_device
+        from attemper.probes.comparison import compare_tables
 
         query = read_query(self.query)
         check_out(self.out, self._of())
         where, device = console(json=self.json), choose_device(self.device)
         self._check()
-        size = self.size or published_size(self.model) or DEFAULT_SIZE
-        images = read_images(self.images, size, self.most)
-        model = self._model(size, self.checkpoint).to(device)
-        models = {_label(self.checkpoint): model}
+        subject = self._subject()
+        images = read_images(self.images, subject.size, self.most)
+        models = {subject.label: self._model(subject, subject.checkpoint).to(device)}
         if self.beside is not None:
-            models[_label(self.beside)] = self._model(size, self.beside).to(device)
-        inputs = to_input(images.pixels, self.model, self.channels).to(device)
-        table = attemper.diagnose(
-            model, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(where, line)
-        )
+            models[label_of(self.beside, taken=subject.label)] = self._model(subject, self.beside).to(device)
+        inputs = subject.normalise(images.pixels).to(device)
+        tables = {}
+        for label, each in models.items():
+            found = attemper.diagnose(
+                each, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(where, line)
+            )
+            random = label == NO_WEIGHTS
+            told, untrained = RANDOM if random else label, random or found.untrained
+            tables[label] = dataclasses.replace(found, weights=told, untrained=untrained)
+        table = next(iter(tables.values()))
+        beside = compare_tables(tables) if len(tables) > 1 else None
         notes = [images.warning] if images.warning else []
         shown, drawn = self._pictures(models, images, inputs, query)
         notes += shown
-        written = write_all(self.out, table, drawn, self._about(images, words, notes), self._of())
-        say(where, str(table), *(f"note: {note}" for note in notes), "", f"Written: {written}")
+        about = self._about(subject, images, words, notes)
+        written = write_all(self.out, table, drawn, about, self._of(), beside)
+        say(where, str(table), *(["", str(beside)] if beside else []), *(f"note: {note}" for note in notes))
+        say(where, "", f"Written: {written}")
         if self.json:
-            print_json(table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)})
+            plain = table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)}
+            print_json(plain | ({"beside": beside.to_dict()} if beside else {}))
         return 0
+
+    def _subject(self) -> Subject:
+        """What is looked at: the model of a run, or one by its name."""
+        folder = Path(self.model)
+        if not (folder / WEIGHTS).is_file() and not (folder / "plan.yaml").is_file():
+            if self.of is not None:
+                raise ParameterError(f"--of chooses a recipe of a study, and '{self.model}' is none.")
+            return Subject(
+                model=self.model,
+                recipe=self.recipe or "none",
+                checkpoint=self.checkpoint,
+                label=PRETRAINED if self.checkpoint is None and downloads(self.model) else label_of(self.checkpoint),
+                size=self.size or published_size(self.model) or DEFAULT_SIZE,
+                channels=self.channels,
+                classes=self.classes,
+                normalise=lambda pixels: to_input(pixels, self.model, self.channels),
+            )
+        return self._run_subject(folder)
+
+    def _run_subject(self, folder: Path) -> Subject:
+        from attemper.lab.evaluation.trained import read_trained
+        from attemper.lab.study.winner import find_run
+
+        found = find_run(folder, self.of)
+        spec, inputs = read_trained(found)
+        checkpoint = self.checkpoint or found / WEIGHTS
+        return Subject(
+            model=spec.model,
+            recipe=self.recipe or spec.recipe,
+            checkpoint=checkpoint,
+            label=label_of(checkpoint),
+            size=inputs.height,
+            channels=inputs.channels,
+            classes=len(inputs.classes),
+            normalise=inputs.normalise,
+        )
 
     def _of(self) -> dict[str, str]:
         """What is diagnosed: a folder that holds another diagnosis is left alone."""
-        paths = {"checkpoint": self.checkpoint, "beside": self.beside, "images": self.images}
+        paths = {"of": self.of, "checkpoint": self.checkpoint, "beside": self.beside, "images": self.images}
         files = {name: str(path) for name, path in paths.items() if path is not None}
-        return {"model": self.model, "recipe": self.recipe, **files}
+        return {"model": self.model, "recipe": self.recipe or "none", **files}
 
     def _check(self) -> None:
         limits = {
@@ -125,19 +194,21 @@ class Diagnose:
         if self.channels not in (1, 3):
             raise ParameterError(f"--channels is {self.channels}; it must be 1 or 3.")
 
-    def _model(self, size: int, checkpoint: Path | None) -> nn.Module:
+    def _model(self, subject: Subject, checkpoint: Path | None) -> nn.Module:
         import attemper
         from attemper.files import read_weights
+        from attemper.lab.evaluation.trained import without_download
         from attemper.lab.models.registry import build_model
         from attemper.lab.models.weights import classes_in, load_weights
         from attemper.lab.tasks.base import InputShape
 
         weights = None if checkpoint is None else read_weights(checkpoint)
-        classes = self.classes or (classes_in(weights.tensors) if weights else None) or DEFAULT_CLASSES
-        model = build_model(self.model, InputShape(self.channels, size, size, classes))
-        attemper.apply(model, self.recipe)
+        classes = subject.classes or (classes_in(weights.tensors) if weights else None) or DEFAULT_CLASSES
+        text = subject.model if weights is None else without_download(subject.model)
+        model = build_model(text, InputShape(subject.channels, subject.size, subject.size, classes))
+        attemper.apply(model, subject.recipe)
         if weights is not None:
-            load_weights(model, weights, of=self.model, optional="attemper.")
+            load_weights(model, weights, of=subject.model, optional="attemper.")
         return model
 
     def _pictures(
@@ -162,16 +233,26 @@ class Diagnose:
             return [f"no pictures: {error}"], drawn
         return [], drawn
 
-    def _about(self, images: Images, words: Sequence[str], notes: Sequence[str]) -> list[str]:
-        weights = "random weights" if self.checkpoint is None else f"weights of {self.checkpoint.name}"
+    def _about(self, subject: Subject, images: Images, words: Sequence[str], notes: Sequence[str]) -> list[str]:
+        weights = f"weights: {RANDOM if subject.label == NO_WEIGHTS else subject.label}"
         count = len(images.names)
-        lines = [f"Recipe {self.recipe}; {weights}; {count} {'image' if count == 1 else 'images'}.", *notes]
+        lines = [f"Recipe {subject.recipe}; {weights}; {count} {'image' if count == 1 else 'images'}.", *notes]
         return [*lines, command_line(words)] if words else lines
 
 
-def _label(checkpoint: Path | None) -> str:
-    """What a run is called in pictures: its file, and the folder that it lies in."""
-    return "random weights" if checkpoint is None else "/".join(checkpoint.parts[-2:])
+def downloads(model: str) -> bool:
+    """Whether a library gives a model its weights."""
+    from attemper.lab.call_syntax import parse_call
+
+    return parse_call(model)[1].get("pretrained") is True
+
+
+def label_of(checkpoint: Path | None, taken: str = "") -> str:
+    """What weights are called: their file, and the folder that it lies in; more of the path where that is taken."""
+    if checkpoint is None:
+        return NO_WEIGHTS
+    short = "/".join(checkpoint.parts[-2:])
+    return short if short != taken else str(checkpoint) + (" again" if str(checkpoint) == taken else "")
 
 
 def read_query(text: str) -> Query:
@@ -220,92 +301,3 @@ def to_input(pixels: Tensor, model: str, channels: int) -> Tensor:
     else:
         mean, deviation = x.mean((0, 2, 3)), x.std((0, 2, 3)).clamp_min(1e-3)
     return (x - mean[:, None, None]) / deviation[:, None, None]
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-def check_out(out: Path, of: Mapping[str, str]) -> None:
-    """Raise if a folder holds a diagnosis of something else, or files of others that would be written over."""
-    from attemper.errors import UnreadableError
-    from attemper.files import read_bytes
-    from attemper.lab.folders import read_object
-
-    try:
-        there = read_object(read_bytes(out / "table.json")).get("of")
-    except UnreadableError:
-        there = None
-    if isinstance(there, dict):
-        names = [name for name in dict.fromkeys((*there, *of)) if there.get(name) != of.get(name)]
-        other = f"the diagnosis of another {names[0]} ({there.get(names[0], 'none')})" if names else ""
-    else:
-        found = sorted(path.name for pattern in WRITTEN for path in out.glob(pattern))
-        other = f"{found[0]}, which does not come from a diagnosis" if found else ""
-    if other:
-        raise ParameterError(f"{out} holds {other}, and was left as it is. Choose another folder with --out.")
-
-
-def write_all(out: Path, table: Table, drawn: Mapping[str, Image], about: Sequence[str], of: Mapping[str, str]) -> Path:
-    """Write PNGs, the table as JSON and the page; returns the page's path. of: what was diagnosed."""
-    from attemper.files import atomic_write
-    from attemper.lab.folders import folder_errors
-    from attemper.lab.report.diagnosis import make_page
-
-    pictures = {name: _png(picture) for name, picture in drawn.items()}
-    captions = {_caption(name): png for name, png in pictures.items()}
-    page = make_page(table, title=f"Attention of {of['model']}", about=about, pictures=captions)
-    figures = {"of": dict(of), **table.to_dict()}
-    with folder_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        for name, png in (pictures | {name: _png(picture) for name, picture in charts(table).items()}).items():
-            atomic_write(out / f"{name}.png", png)
-        atomic_write(out / "table.json", json_module.dumps(figures, indent=1, allow_nan=False) + "\n")
-        atomic_write(out / "index.html", page)
-    return out / "index.html"
-
-
-def charts(table: Table) -> dict[str, Image]:
-    """Heat maps and curves of a table, by file name."""
-    from attemper.lab.report.diagnosis import HEATS, by_block
-    from attemper.lab.report.png import curves, heat_map
-    from attemper.probes.tokens import PLACES
-
-    drawn: dict[str, Image] = {}
-    for name, (title, _) in HEATS.items():
-        labels, values = by_block(table.heads, name)
-        if any(value is not None for row in values for value in row):
-            drawn[f"heat-{name.replace('_', '-')}"] = heat_map(values, title=title, rows=labels)
-    for name, title, y, log in (
-        ("condition", "Condition number of the tokens", "κ", True),
-        ("effective_rank", "Effective rank of the tokens", "rank", False),
-        ("similarity", "Similarity of two tokens", "mean cosine", False),
-    ):
-        if table.tokens:
-            lines = over_blocks(table.tokens, PLACES, name)
-            drawn[f"curve-{name.replace('_', '-')}"] = curves(lines, title=title, y=y, log=log)
-    for name, title, y in (
-        ("condition", "Condition number of the Jacobian", "κ"),
-        ("largest", "Largest singular value of the Jacobian", "σ max"),
-    ):
-        lines = over_blocks(table.jacobians, list(dict.fromkeys(row.place for row in table.jacobians)), name)
-        if any(value is not None for values in lines.values() for value in values):
-            drawn[f"curve-jacobian-{name}"] = curves(lines, title=title, y=y, log=True)
-    return drawn
-
-
-def over_blocks(
-    rows: Sequence[TokenRow | JacobianRow], places: Sequence[str], name: str
-) -> dict[str, list[float | None]]:
-    """One column of rows by place, each a list over all blocks; None where a block has no such place."""
-    blocks = sorted({row.block for row in rows})
-    found = {(row.block, row.place): getattr(row, name) for row in rows}
-    return {place: [found.get((block, place)) for block in blocks] for place in places}
-
-
-def _caption(name: str) -> str:
-    kind, _, at = name.partition("-")
-    return f"Image {at}: " + ("attention rollout" if kind == "rollout" else "per block and head")
-
-
-def _png(picture: Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()

@@ -6,26 +6,23 @@ import json as json_module
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from attemper.errors import ParameterError
-from attemper.lab.cli.options import Data, Json, Suites, Text, Writable
+from attemper.lab.cli.options import Data, Json, Of, Run, Suites, Text, Writable
 from attemper.lab.cli.printing import console, print_json, say
 
 if TYPE_CHECKING:
     from attemper.lab.evaluation.runs import FinishedRun
-
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The folder of 'attemper train'.")]
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Measure calibration and robustness of a finished run, on its test set and on others.
 
-    It writes evaluation.json and a page, evaluation.html, into the run's folder. To evaluate every run of a comparison,
-    give its suites to 'attemper compare --evaluate'.
+    It writes evaluation.json and a page, evaluation.html, into the run's folder. Of a study, the run that is best on
+    validation is evaluated, or with --of the best one of a recipe; its folder is below the study's weights/. To
+    evaluate every run of a comparison, give its suites to 'attemper compare --evaluate'.
 
     The test sets of ImageNet are folders: ImageNet-V2 has one per class number; ImageNet-A and -R have one per WordNet
     id, and --wordnet says which class of the model each id is.
@@ -38,6 +35,7 @@ class Evaluate:
     """
 
     run_folder: Run
+    of: Of = None
     suites: Suites = "calibration,robustness"
     imagenet_v2: Writable = None
     """A folder of ImageNet-V2."""
@@ -63,10 +61,12 @@ class Evaluate:
         from attemper.lab.evaluation.measure import evaluate
         from attemper.lab.evaluation.runs import load_run
         from attemper.lab.folders import folder_errors
+        from attemper.lab.study.winner import find_run
         from attemper.lab.training.loop import choose_device
 
         where = console(json=self.json)
-        finished = load_run(self.run_folder, root=self.data, device=choose_device(self.device))
+        folder = find_run(self.run_folder, self.of)
+        finished = load_run(folder, root=self.data, device=choose_device(self.device))
         others = self._test_sets(finished)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
@@ -81,7 +81,7 @@ class Evaluate:
                 progress=lambda share: bar.update(line, completed=share),
             )
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
-        path, page = (self.run_folder / f"evaluation.{ending}" for ending in ("json", "html"))
+        path, page = (folder / f"evaluation.{ending}" for ending in ("json", "html"))
         with folder_errors(path):
             for kept in _keep_other(found, path, page):
                 say(where, f"note: an evaluation of other things was there; it is now {kept}")

@@ -18,6 +18,13 @@ Numbers = Annotated[tuple[float, ...], option(metavar="X …")]
 Writable = Annotated[Path | None, option(metavar="PATH")]
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help="The study's folder.")]
+Run = Annotated[
+    Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The folder of 'attemper train', or of a study.")
+]
+OF = "The name of a recipe of the study; otherwise the best run of all on validation."
+Of = Annotated[str | None, option(OF, "RECIPE")]
+KEEP = "Whose weights the study keeps: those of the best run of every recipe, of all runs, or none; otherwise best."
+Keep = Annotated[Literal["best", "all", "none"] | None, option(KEEP)]
 SUITES = (
     "What is measured beside accuracy, joined by commas: calibration, robustness, stochastic; with options in "
     'brackets, such as "robustness(steps=20)".'

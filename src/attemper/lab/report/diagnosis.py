@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from attemper.lab.report.charts import Curve, legend, lines
 from attemper.lab.report.drawing import Axis
-from attemper.lab.report.heat import heat_map
+from attemper.lab.report.heat import Bounds, heat_map
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite
+from attemper.probes.comparison import Comparison
+from attemper.probes.findings import BLOW_UP, GROWTH, SINK, Finding
 from attemper.probes.table import (
-    BLOW_UP,
-    COLLAPSE,
     HEAD_COLUMNS,
     JACOBIAN_COLUMNS,
     SMOOTHING_COLUMNS,
@@ -30,8 +30,18 @@ HEATS = {
     "logit_max": ("Largest |logit|", f"Above {BLOW_UP:g} it is flagged."),
     "q_norm": ("Mean length of queries", ""),
     "k_norm": ("Mean length of keys", ""),
+    "sink_share": ("Share of the key that gets most", f"From {SINK:g} on it is a sink."),
+    "overlap": ("Overlap with the head that is most alike", "1 is the same attention."),
 }
 """Which columns are drawn block by head: title, and how to read it."""
+
+ENDS = {"normalised": 1.0, "logit_max": GROWTH, "sink_share": 1.0, "overlap": 1.0}
+"""The number at the strong end of a colour scale, at least; all begin at 0: noise must not look like a pattern."""
+
+
+def bounds_of(name: str, values: Sequence[Sequence[float | None]]) -> Bounds:
+    """The ends of a column's colour scale: the same in every diagnosis, unless numbers are larger."""
+    return 0.0, max([ENDS.get(name, 0.0), *(value for row in values for value in row if value is not None)]) or 1.0
 
 
 WITH = {"none": "without the recipe", "recipe": "with the recipe"}
@@ -51,13 +61,20 @@ def by_block(rows: Sequence[HeadRow], name: str) -> tuple[list[str], list[list[f
 
 
 def make_page(
-    found: Table, *, title: str, about: Sequence[str] = (), pictures: Mapping[str, bytes] | None = None
+    found: Table,
+    *,
+    title: str,
+    about: Sequence[str] = (),
+    pictures: Mapping[str, bytes] | None = None,
+    beside: Comparison | None = None,
 ) -> str:
     """One self-contained HTML page.
 
-    about: lines below the title. pictures: PNGs by caption.
+    about: lines below the title. pictures: PNGs by caption. beside: the same model with other weights.
     """
-    sections = [_flags(found)] if found.heads else []
+    sections = [_findings(found)] if found.heads else []
+    if beside is not None and beside.rows:
+        sections.append(_beside(beside))
     if found.heads:
         sections.append(_heats(found))
     if found.tokens:
@@ -74,15 +91,33 @@ def make_page(
     return page(title, sections, head=head + data_block("diagnosis", found.to_dict()), kicker="Attemper · diagnosis")
 
 
-def _flags(found: Table) -> Section:
-    if not found.flags:
-        body = "<p>No head has collapsed, and no logits have blown up.</p>"
+def _findings(found: Table, lead: str = "") -> Section:
+    if not found.findings:
+        body = f"<p>{escape(found.conclusion()[0])}</p>"
     else:
-        body = f"<ul>{''.join(f'<li>{escape(flag)}</li>' for flag in found.flags)}</ul>"
+        body = f"<ul>{''.join(map(_finding, found.findings))}</ul>"
+    return Section(heading="Findings", lead=lead, body=body)
+
+
+def _finding(each: Finding) -> str:
+    link = f'<a href="{escape(each.link)}">more about it</a>'
+    return f"<li>{escape(each.text)} May help: {escape(each.advice)} ({link}).</li>"
+
+
+def _beside(beside: Comparison) -> Section:
+    columns = [Column("block"), Column("weights"), *(Column(title, numeric=True) for title in beside.columns.values())]
+    rows = [
+        [
+            Cell(str(row.block), row.block),
+            Cell(escape(row.label)),
+            *(Cell(figure(value), finite(value)) for value in row.values),
+        ]
+        for row in beside.rows
+    ]
+    told = "".join(f"<li>{escape(line)}</li>" for line in beside.lines())
+    body = (f"<ul>{told}</ul>" if told else "") + table(columns, rows, caption="Beside each other", sortable=True)
     return Section(
-        heading="Flags",
-        lead=f"Entropy below {COLLAPSE:g} of its maximum is a collapse; a |logit| above {BLOW_UP:g} is a blow-up.",
-        body=body,
+        heading="Beside each other", lead="Means over the heads of a block; of logits the largest.", body=body
     )
 
 
@@ -91,7 +126,7 @@ def _heats(found: Table) -> Section:
     for name, (title, note) in HEATS.items():
         labels, values = by_block(found.heads, name)
         if any(value is not None for row in values for value in row):
-            drawn.append(heat_map(values, title=title, rows=labels, note=note))
+            drawn.append(heat_map(values, title=title, rows=labels, note=note, bounds=bounds_of(name, values)))
     lead = "One cell per head; block 0 is nearest to the input. Point at a cell to read its number."
     return Section(heading="Heads", lead=lead, body=f'<div class="pair">{"".join(drawn)}</div>')
 

@@ -60,18 +60,27 @@ class HeatMap:
         return all(cell.strength is None for row in self.rows for cell in row)
 
 
-def heat_of(values: Sequence[Sequence[float | None]], names: Sequence[str], *, x: str, y: str) -> HeatMap:
-    """A heat map from the smallest number to the largest; None and whatever is not finite leave their cells empty."""
+Bounds = tuple[float, float]
+
+
+def heat_of(
+    values: Sequence[Sequence[float | None]], names: Sequence[str], *, x: str, y: str, bounds: Bounds | None = None
+) -> HeatMap:
+    """A heat map; None and whatever is not finite leave their cells empty.
+
+    bounds: the numbers at its two ends, wherever the values lie; None: the smallest of them and the largest.
+    """
     found = [[finite(value) for value in row] for row in values]
     known = [value for row in found for value in row if value is not None]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    low, high = bounds or ((min(known), max(known)) if known else (0.0, 1.0))
     written = max(map(len, found), default=0) <= WRITTEN
 
     def cell(value: float | None, name: str, column: int) -> HeatCell:
         hint = f"{y} {name}, {x} {column}: {number(value)}"
         if value is None:
             return HeatCell(None, hint=hint)
-        return HeatCell((value - low) / (high - low or 1.0), number(value) if written else "", hint)
+        strength = min(max((value - low) / (high - low or 1.0), 0.0), 1.0)
+        return HeatCell(strength, number(value) if written else "", hint)
 
     rows = [
         [cell(value, name, column) for column, value in enumerate(row)] for name, row in zip(names, found, strict=True)
@@ -124,9 +133,10 @@ def heat_map(
     y: str = "block",
     note: str = "",
     series: int = 1,
+    bounds: Bounds | None = None,
 ) -> str:
-    """A cell per number; rows are named, columns counted from 0."""
-    heat, top = heat_of(values, rows, x=x, y=y), 20
+    """A cell per number; rows are named, columns counted from 0. bounds: see `heat_of`."""
+    heat, top = heat_of(values, rows, x=x, y=y, bounds=bounds), 20
     bottom, wide = top + TALL * len(values), 1 / max(heat.columns, 1)
     ticks = "".join(
         f'<text class="tick" x="{percent((column + 0.5) * wide)}" y="{bottom + 14}">{column}</text>'

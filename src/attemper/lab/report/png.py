@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attemper.lab.report.heat import HeatMap, colours, heat_of
+from attemper.lab.report.heat import Bounds, HeatMap, colours, heat_of
 from attemper.lab.report.scale import make_scale, number
 from attemper.probes.pictures import Look
 
@@ -44,10 +44,19 @@ def _canvas(width: int, height: int) -> tuple[Image, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- heat maps
 def heat_map(
-    values: Sequence[Sequence[float | None]], *, title: str, rows: Sequence[str], x: str = "head", y: str = "block"
+    values: Sequence[Sequence[float | None]],
+    *,
+    title: str,
+    rows: Sequence[str],
+    x: str = "head",
+    y: str = "block",
+    bounds: Bounds | None = None,
 ) -> Image:
-    """A cell per number, rows from top to bottom, with a scale at the right. None leaves its cell empty."""
-    heat = heat_of(values, rows, x=x, y=y)
+    """A cell per number, rows from top to bottom, with a scale at the right. None leaves its cell empty.
+
+    bounds: the numbers at the ends of the scale; None: the smallest value and the largest.
+    """
+    heat = heat_of(values, rows, x=x, y=y, bounds=bounds)
     columns = heat.columns
     side = max(18, min(44, 640 // max(columns, 1)))
     label = max((round(_font(13).getlength(name)) for name in rows), default=0)

@@ -113,7 +113,7 @@ def versions_in(folder: Path) -> tuple[Versions, ...]:
 
 def write_held_plan(folder: Path, plan: Plan, versions: tuple[Versions, ...], held: HeldPlan | None) -> None:
     """Write a folder's copy, unless it is there as it should be. What people wrote into an equal plan stays."""
-    text = held.text if held is not None and held.plan == plan else dump_plan(plan)
+    text = held.text if held is not None and held.plan == plan and held.plan.keep == plan.keep else dump_plan(plan)
     said = {"versions": [each.to_dict() for each in versions]}
     first = MARK + canonical({**said, "sha256": _digest(versions, text)})
     whole = f"{first}\n{text}"

@@ -29,6 +29,7 @@ MOST_CHARACTERS = 1_000
 """Of a title, of a name, of a source."""
 LARGEST_SEED = 2**63 - 1
 LARGEST_NUMBER = 1e300
+KEEP = ("best", "all", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Plan:
     published: tuple[Published, ...] = ()
     evaluate: tuple[str, ...] = ()
     """What every run measures at its end beside accuracy: suites of `attemper.lab.evaluation`."""
+    keep: str = dataclasses.field(default="best", compare=False)
+    """Whose weights the study keeps: those of the best run of every recipe, of "all" runs, or "none"."""
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What was added or changed while reading, for people to read."""
 
@@ -139,6 +142,8 @@ class Plan:
             plan["published"] = [dataclasses.asdict(row) for row in self.published]
         if self.evaluate:
             plan["evaluate"] = list(self.evaluate)
+        if self.keep != KEEP[0]:
+            plan["keep"] = self.keep
         return plan
 
     @classmethod
@@ -164,6 +169,7 @@ class Plan:
             title=_title(given.get("title")),
             published=_published(given.get("published"), entries),
             evaluate=_evaluate(given.get("evaluate")),
+            keep=_keep(given.get("keep", KEEP[0])),
             notes=(*notes, *schedule_notes(budget)),
         )
 
@@ -335,6 +341,12 @@ def _evaluate(given: Any) -> tuple[str, ...]:
         return tuple(suite.text for suite in parse_suites(given))
     except AttemperError as error:
         raise PlanError(str(error), ("evaluate",)) from None
+
+
+def _keep(given: Any) -> str:
+    if given not in KEEP:
+        raise PlanError(f"keep is {shown(given)}; it must be one of {', '.join(KEEP)}.", ("keep",))
+    return str(given)
 
 
 def _published(given: Any, entries: tuple[Entry, ...]) -> tuple[Published, ...]:

@@ -5,6 +5,7 @@ data.json           the task's name and the fingerprint of its data
 settings.json       how runs are watched, where that is not left to the defaults
 runs/<key>.json     one result
 work/<key>/         the checkpoints of a run that is not finished
+weights/<key>/      the weights of a finished run that are kept, as in the folder of 'attemper train'
 claims/<key>.<n>    who works on it
 progress/<key>.json how far it is, for people to look at
 failures/<key>.<n>.json   one attempt that went wrong
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.errors import AttemperError, MissingFileError, UnreadableError
-from attemper.files import atomic_write, parse_json, read_bytes, read_json_object, remove_parts, set_aside
+from attemper.files import WEIGHTS, atomic_write, parse_json, read_bytes, read_json_object, remove_parts, set_aside
 from attemper.lab.errors import UnreadableFolderError
 from attemper.lab.folders import folder_errors
 from attemper.lab.study.owners import identity
@@ -104,6 +105,26 @@ class Store:
         with folder_errors(self.path(key)):
             atomic_write(self.path(key), text)
         self.forget(key)
+
+    def weights(self, key: str) -> Path:
+        """The folder for the weights of a finished run."""
+        return self.folder / "weights" / key
+
+    def keep_weights(self, key: str) -> None:
+        """Put the weights of a run aside, before what it needed while it ran is forgotten."""
+        made = self.work(key) / WEIGHTS
+        if made.is_file():
+            with folder_errors(self.weights(key)):
+                self.weights(key).mkdir(parents=True, exist_ok=True)
+                made.replace(self.weights(key) / WEIGHTS)
+
+    def kept(self) -> set[str]:
+        """The runs whose weights are there."""
+        return {path.name for path in self._files("weights") if (path / WEIGHTS).is_file()}
+
+    def drop_weights(self, key: str) -> None:
+        """Remove the weights of a run, and what was made of them."""
+        shutil.rmtree(self.weights(key), ignore_errors=True)
 
     def forget(self, key: str) -> None:
         """Remove the checkpoints, the progress and the failures of a run that has its result."""

@@ -33,6 +33,7 @@ from attemper.lab.study.held_plan import (
     versions_in,
     write_held_plan,
 )
+from attemper.lab.study.keeping import drop_worse
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
@@ -259,6 +260,7 @@ class Study:
                 self.store.forget(key)
                 self.claims.clear(key)
         self.store.sweep_parts()
+        drop_worse(self)
 
     def corrupt(self) -> dict[str, str]:
         """The runs whose file is no result, and what is wrong with it."""
@@ -344,7 +346,10 @@ class Study:
                     log(f"corrupt result set aside as {self.store.set_aside(key)}")
                 result = self._run(claim, stop, device, log)
                 claim.check()
+                if self.plan.keep != "none":
+                    self.store.keep_weights(key)
                 self.store.save(key, result)
+                drop_worse(self)
                 claim.finish()
         except (Halt, Leave, LostClaimError):
             pass

@@ -38,16 +38,22 @@ class Images:
         )
 
 
-def read_images(folder: Path, size: int, most: int) -> Images:
-    """The first images of a folder, by name and at any depth, cut to their middle square and resized.
-
-    size: side in pixels. most: so many images are read.
-    """
+def image_files(folder: Path) -> list[Path]:
+    """The files of a folder that are called like images, by name and at any depth; raises where there is none."""
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; --images wants one with image files in it.")
     files = files_below(folder, ENDINGS)
     if not files:
         raise DataError(f"'{folder}' has no image in it (looked for {', '.join(ENDINGS)}).")
+    return files
+
+
+def read_images(folder: Path, size: int, most: int) -> Images:
+    """The first images of a folder, by name and at any depth, cut to their middle square and resized.
+
+    size: side in pixels. most: so many images are read.
+    """
+    files = image_files(folder)
     pixels, names, skipped = [], [], []
     for file in files:
         name = file.relative_to(folder).as_posix()

@@ -11,6 +11,7 @@ import attemper
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.flops import count_flops
+from attemper.lab.training.inputs import ImageInputs
 from attemper.lab.training.parallel import whole
 from attemper.lab.training.rates import final_rates
 from attemper.lab.training.spec import FORMAT
@@ -58,7 +59,7 @@ def result_of(run: Run) -> dict[str, Any]:
     if run.folder is not None:
         weights = {name: whole(value) for name, value in run.best.items()}
         if run.ranks.main:
-            save_weights(run.folder, weights, run.spec, task.fingerprint)
+            save_weights(run.folder, weights, run.spec, task.fingerprint, ImageInputs.of(task))
     return result if evaluation is None else {**result, "evaluation": evaluation}
 
 

@@ -8,17 +8,22 @@ from torch import Tensor
 from attemper.errors import ParameterError, UnreadableError
 from attemper.files import WEIGHTS, Weights, atomic_write, parse_json, read_weights, weights_in
 from attemper.lab.errors import StorageError
+from attemper.lab.training.inputs import ImageInputs
 from attemper.lab.training.spec import RunSpec
 
 
-def save_weights(folder: Path, weights: dict[str, Tensor], spec: RunSpec, fingerprint: str) -> None:
+def save_weights(
+    folder: Path, weights: dict[str, Tensor], spec: RunSpec, fingerprint: str, inputs: ImageInputs | None = None
+) -> None:
     """Write weights, on the CPU, in place of those that were there.
 
-    fingerprint: of the data that the run saw.
+    fingerprint: of the data that the run saw. inputs: what the model takes, where it takes images.
     """
     from safetensors.torch import save
 
     notes = {"format": "pt", "spec": json.dumps(spec.to_dict()), "fingerprint": fingerprint}
+    if inputs is not None:
+        notes["inputs"] = inputs.to_json()
     data = save({name: value.contiguous() for name, value in weights.items()}, metadata=notes)
     path = folder / WEIGHTS
     try:

@@ -1,0 +1,172 @@
+"""`attemper predict`: what a trained model takes the images of a folder for."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from attemper.errors import ParameterError, UnreadableError
+from attemper.lab.cli.options import Json, Of, Run, Text, Writable
+from attemper.lab.cli.printing import console, print_json, say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attemper.lab.evaluation.trained import Trained
+
+Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
+SHOWN = 20
+"""Images whose prediction is printed; the file has all."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Say what a trained model takes images for: labels and probabilities, for every image of a folder.
+
+    Images are treated as in training: cut to their middle square, resized, normalised. Those that cannot be decoded are
+    skipped and named. Of a study, the run that is best on validation predicts.
+
+    Examples
+      attemper predict runs/one --images photos
+      attemper predict runs/photos-vit --images photos --out predictions.csv
+      attemper predict runs/photos-vit --of "dropkey(0.1)" --images photos --top 3
+    """
+
+    run_folder: Run
+    images: Folder
+    """A folder with images, at any depth."""
+    of: Of = None
+    out: Writable = None
+    """A CSV file with the label and all probabilities of every image."""
+    top: int = 1
+    """So many labels are printed for each image."""
+    batch_size: int = 64
+    """Images that are looked at at once."""
+    device: Text = None
+    """Such as cpu or cuda:1; otherwise the GPU, if there is one."""
+    json: Json = False
+
+    def run(self, words: Sequence[str] = ()) -> int:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from attemper.files import atomic_write
+        from attemper.lab.evaluation.trained import load_trained
+        from attemper.lab.folders import folder_errors
+        from attemper.lab.study.winner import find_run
+        from attemper.lab.tasks.user_images import image_files
+        from attemper.lab.training.loop import choose_device
+
+        for name, least in (("top", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ParameterError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}."
+                )
+        where = console(json=self.json)
+        files = image_files(self.images)
+        trained = load_trained(find_run(self.run_folder, self.of), choose_device(self.device))
+        say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        found: list[tuple[str, list[float]]] = []
+        skipped: list[str] = []
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+            line = bar.add_task("predicting", total=len(files))
+            for names, bad, probabilities in predictions(trained, self.images, files, self.batch_size):
+                found += zip(names, probabilities.tolist(), strict=True)
+                skipped += bad
+                bar.advance(line, len(names) + len(bad))
+        if not found:
+            raise UnreadableError(f"None of the {len(skipped)} images in '{self.images}' can be decoded.")
+        classes = trained.inputs.classes
+        if self.out is not None:
+            with folder_errors(self.out):
+                atomic_write(self.out, to_csv(found, classes))
+        self._show(where, found, classes)
+        if skipped:
+            more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+            say(where, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
+        if self.out is not None:
+            say(where, f"Written: {self.out}")
+        if self.json:
+            print_json(
+                {
+                    "run": str(trained.path.parent),
+                    "recipe": trained.spec.recipe,
+                    "classes": list(classes),
+                    "images": [
+                        {"file": name, "label": best(row, classes)[0], "probabilities": row} for name, row in found
+                    ],
+                    "skipped": skipped,
+                }
+            )
+        return 0
+
+    def _show(self, where: Any, found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> None:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("image", "label" if self.top == 1 else "labels", box=None, pad_edge=False)
+        for name, row in found[:SHOWN]:
+            order = sorted(range(len(row)), key=lambda at: -row[at])[: self.top]
+            table.add_row(escape(name), escape(", ".join(f"{classes[at]} {100 * row[at]:.1f} %" for at in order)))
+        where.print(table)
+        if len(found) > SHOWN:
+            rest = f"{len(found) - SHOWN:,} more"
+            say(where, f"… and {rest}" + ("" if self.out or self.json else "; --out FILE.csv writes all of them"))
+
+
+def best(row: Sequence[float], classes: Sequence[str]) -> tuple[str, float]:
+    """The class with the highest probability, and that."""
+    at = max(range(len(row)), key=lambda at: row[at])
+    return classes[at], row[at]
+
+
+def predictions(
+    trained: Trained, folder: Path, files: Sequence[Path], batch_size: int
+) -> Iterator[tuple[list[str], list[str], Tensor]]:
+    """Names, names of what cannot be decoded, and probabilities (B, classes), batch by batch."""
+    import torch
+
+    from attemper.lab.tasks.source import decode
+    from attemper.tempering.outputs import logits_of
+
+    size, device = trained.inputs.height, next(trained.model.parameters()).device
+    for start in range(0, len(files), batch_size):
+        names: list[str] = []
+        bad: list[str] = []
+        pixels = []
+        for file in files[start : start + batch_size]:
+            name = file.relative_to(folder).as_posix()
+            try:
+                pixels.append(decode(file, size, turn=True))
+                names.append(name)
+            except UnreadableError:
+                bad.append(name)
+        if not pixels:
+            yield names, bad, torch.empty(0, len(trained.inputs.classes))
+            continue
+        with torch.no_grad():
+            x = trained.inputs.normalise(torch.stack(pixels).to(device))
+            yield names, bad, logits_of(trained.model(x)).double().softmax(-1).cpu()
+
+
+def to_csv(found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> str:
+    """One line per image. A text that a spreadsheet would take for a formula has an apostrophe before it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "label", "probability", *map(_harmless, classes)])
+    for name, row in found:
+        label, probability = best(row, classes)
+        shares = [f"{value:.6f}" for value in (probability, *row)]
+        writer.writerow([_harmless(name), _harmless(label), *shares])
+    return text.getvalue()
+
+
+def _harmless(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text
