@@ -74,7 +74,7 @@ class Stepper:
         held = self._allocated()
         seed_everything(spec.seed)
         learner = Learner(at_full_rate(spec), data.task, device)
-        learner.model.train()
+        learner.to_training()
         self.learn = fastest(learner, data)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
