@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 
 from attemper.errors import ParameterError, suggestion
-from attemper.lab.call_syntax import check_options, parse_call
+from attemper.lab.call_syntax import check_options, is_own, parse_call
 from attemper.lab.entry_points import added, find_added
 from attemper.lab.models.ceit import ceit
 from attemper.lab.models.convmixer import convmixer
@@ -15,7 +15,7 @@ from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
 from attemper.lab.models.localvit import localvit
-from attemper.lab.models.naming import is_own, is_pretrained
+from attemper.lab.models.naming import is_pretrained
 from attemper.lab.models.own import build_own
 from attemper.lab.models.resnet import resnet
 from attemper.lab.models.starting import start_from

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from attemper.lab.models.naming import is_own, is_pretrained
+from attemper.lab.call_syntax import is_own
+from attemper.lab.models.naming import is_pretrained
 from attemper.lab.models.own import code_hash
 from attemper.lab.tasks.base import Shape, Task
 from attemper.lab.training.initial import starting_weights

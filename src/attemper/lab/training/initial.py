@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from attemper.errors import ParameterError, UnreadableError
 from attemper.files import read_weights
+from attemper.lab.call_syntax import is_own
 from attemper.lab.models.heads import head_parameters
-from attemper.lab.models.naming import is_own, is_pretrained
+from attemper.lab.models.naming import is_pretrained
 from attemper.lab.models.own import code_hash
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.starting import StartReport, start_from

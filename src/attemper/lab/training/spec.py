@@ -9,8 +9,8 @@ import math
 from typing import Any, Literal
 
 from attemper.errors import ParameterError, quoted, shown, suggestion
-from attemper.lab.call_syntax import parse_call, render_call
-from attemper.lab.models.naming import is_own, is_pretrained
+from attemper.lab.call_syntax import is_own, parse_call, render_call
+from attemper.lab.models.naming import is_pretrained
 from attemper.lab.training.versions import BEFORE, Versions, versions_here
 
 FORMAT = 1
