@@ -18,8 +18,8 @@ from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.training.spec import Budget
 
-WARM_UP = 0.2
-"""Of the epochs, at most."""
+WARM_UP = 5
+"""The warm-up is at most the epochs divided by it."""
 RESIZED = ("folder", "csv", "timm")
 """Kinds of tasks whose images have no size of their own, and a small one unless it is said."""
 UPRIGHT = ("digits", "idx")
@@ -77,7 +77,7 @@ def _digits(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _warm_up(wanted: float, epochs: Any) -> float:
     """Never more than a fifth of the epochs; what is no number of epochs is refused elsewhere."""
-    return min(wanted, WARM_UP * epochs) if isinstance(epochs, int | float) else wanted
+    return min(wanted, epochs / WARM_UP) if isinstance(epochs, int | float) else wanted
 
 
 def _fitted(given: dict[str, Any], tuned: bool, root: Path | None) -> tuple[dict[str, Any], tuple[str, ...]]:
