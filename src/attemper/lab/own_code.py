@@ -1,5 +1,6 @@
 """Functions of somebody's own: found by 'module:function', and hashed with all of their source that can be followed."""
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -7,7 +8,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,9 @@ def call_own(
     function: Callable[..., Any], name: str, what: str, offered: dict[str, Any], options: dict[str, Any]
 ) -> Any:
     """Call a function with its options and with whatever it has a parameter for of what is offered."""
-    try:
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        parameters = {}
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     for option in options:
         if option not in parameters and not takes_all:

@@ -193,14 +193,14 @@ def _table(found: Tensor, own: Tensor) -> Tensor | None:
 
 def _patches(found: Tensor, own: Tensor) -> Tensor | None:
     """The weight of the first convolution (width, colours, rows, columns) for other colours or larger patches."""
-    from timm.layers import resample_patch_embed
+    from timm.layers.patch_embed import resample_patch_embed
     from timm.models import adapt_input_conv
 
     colours = own.shape[1]
     if found.shape[1] != colours:
         if found.shape[1] != 3 or found.shape[2:] != own.shape[2:]:
             return None
-        return cast(Tensor, adapt_input_conv(colours, found))
+        return adapt_input_conv(colours, found)
     if own.shape[2] != own.shape[3] or found.shape[2] != found.shape[3]:
         return None
     return cast(Tensor, resample_patch_embed(found, list(own.shape[2:])))

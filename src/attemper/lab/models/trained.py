@@ -35,13 +35,15 @@ def _timm(name: str) -> nn.Module:
         raise ParameterError(
             f"timm has no trained weights of {name}. It has: {', '.join(known) or 'none of its kind'}."
         )
-    return _fetched(lambda: timm.create_model(name, pretrained=True), f"timm's {name}")
+    model: nn.Module = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm's {name}")
+    return model
 
 
 def _transformers(name: str) -> nn.Module:
     from transformers import AutoModelForImageClassification
 
-    return _fetched(lambda: AutoModelForImageClassification.from_pretrained(name), f"'{name}'")
+    model: nn.Module = _fetched(lambda: AutoModelForImageClassification.from_pretrained(name), f"'{name}'")
+    return model
 
 
 def transformers_config(name: str, **changes: Any) -> Any:

@@ -125,7 +125,12 @@ def normalised(task: Task, label: str, given: Any) -> Task:
     """The task with other numbers taken out of its channels than it would."""
     if not isinstance(task, ImageTask | StreamTask):
         raise ParameterError(f"'{label}' has no images in bytes that could be normalised; leave normalise out.")
-    return dataclasses.replace(task, normalise=read_normalisation(given, task.shape.channels))
+    found = read_normalisation(given, task.shape.channels)
+    if isinstance(task, ImageTask):
+        return dataclasses.replace(task, normalise=found)
+    if found is None:
+        raise ParameterError(f"'{label}' is not looked through before training: normalise cannot be 'data' there.")
+    return dataclasses.replace(task, normalise=found)
 
 
 def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:

@@ -45,7 +45,7 @@ def hash_of_tensors(tensors: Mapping[str, Tensor], *more: str) -> str:
     digest = hashlib.sha256("".join(more).encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(memoryview(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:DIGITS]
 
 
