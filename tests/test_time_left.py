@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from attemper.errors import ParameterError
+from attemper.lab.cli import main
+from attemper.lab.cli.methods import Methods
 from attemper.lab.study.live import SILENCE, PlainView, status_table
 from attemper.lab.study.status import Running, Standing, Status, status_of
 from attemper.lab.study.study import Study
@@ -110,3 +116,19 @@ def test_measuring_costs_shows_how_far_it_is_and_does_not_go_on_for_ever(monkeyp
     assert shares[-1] == 1
     assert len(shares) == 2 + cost.LEAST_ROUNDS + 1
     json.dumps(found)
+
+
+@pytest.mark.parametrize("error", [AttributeError("partially initialized module"), ParameterError("unread")])
+def test_ctrl_c_that_an_import_swallows_is_one_line_all_the_same(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: Methods, words: Sequence[str] = ()) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr(Methods, "run", run)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["methods"]) == 130
+    assert capsys.readouterr().err == "attemper: stopped\n"
+    assert signal.getsignal(signal.SIGINT) is before
