@@ -20,6 +20,7 @@ from attemper.lab.models.heads import head_parameters
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.starting import start_from
 from attemper.lab.study.comparison import compare
+from attemper.lab.study.in_process import InProcess
 from attemper.lab.tasks.base import ImageTask, InputShape
 from attemper.lab.tasks.fingerprint import of_tensors
 from attemper.lab.tasks.registry import open_task
@@ -112,13 +113,12 @@ def test_every_recipe_starts_from_the_same_weights_and_every_seed_has_a_head_of_
     assert {name for name in plain if not torch.equal(plain[name], other[name])} == {"head.weight"}
 
 
-@pytest.mark.usefixtures("quick_workers")
 def test_a_study_of_fine_tuning_is_looked_at_without_the_weights_at_hand(trained: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved.safetensors"
     moved.write_bytes((trained / "model.safetensors").read_bytes())
     budget = {"epochs": 1, "batch_size": 256, "warmup_epochs": 0, "init": str(moved), "freeze": "backbone"}
     plan = {"task": "digits(train=300, test=60)", "model": TINY, "seeds": 1, "budget": budget, "recipes": ["none"]}
-    summary = compare(plan, tmp_path / "study", costs=False, workers=1)
+    summary = compare(plan, tmp_path / "study", costs=False, executor=InProcess("cpu"))
     assert summary["complete"]
     moved.unlink()
     assert main(["study", "status", str(tmp_path / "study")]) == 0

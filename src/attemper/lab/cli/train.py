@@ -39,9 +39,9 @@ class Train:
     """
 
     task: str = "digits"
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
+    """Such as digits, cifar10, folder:PATH, csv:FILE, audio:PATH, wds:PATH, hf:NAME, timm:NAME, MODULE:FUNCTION."""
     model: str = "vit-digits"
-    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    """Such as vit-cifar, "timm:vit_tiny_patch16_224(pretrained=true)", hf:OWNER/NAME, MODULE:FUNCTION."""
     recipe: str = "none"
     """Such as "dropkey(0.1, schedule=decreasing) + cb"."""
     seed: int = 0
