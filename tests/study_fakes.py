@@ -71,7 +71,7 @@ class FakeEngine:
     def open_task(self, text: str, root: Path | None) -> FakeTask:
         return FakeTask(text, self.fingerprint)
 
-    def with_teacher_hash(self, budget: Budget, task: Any) -> Budget:
+    def with_hashes(self, budget: Budget, task: Any, model: str) -> Budget:
         return budget
 
     def check(self, spec: RunSpec, task: Any) -> None:

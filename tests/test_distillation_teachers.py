@@ -22,10 +22,11 @@ from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
 from attemper.lab.training.data import RunData
+from attemper.lab.training.hashes import with_hashes
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
 from attemper.lab.training.spec import Budget, RunSpec
-from attemper.lab.training.teacher import open_teacher, with_teacher_hash, with_untrained_teacher
+from attemper.lab.training.teacher import open_teacher, with_untrained_teacher
 from taught import TASK, TEACHER, TINY, saved, spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def weights(tmp_path: Path) -> str:
 def test_runs_with_other_teachers_have_other_keys_and_the_place_of_a_file_does_not_count(tmp_path: Path) -> None:
     task = open_task(TASK)
     files = [saved(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
-    one, moved, other = (with_teacher_hash(spec(teacher_weights=file), task) for file in files)
+    one, moved, other = (with_hashes(spec(teacher_weights=file), task) for file in files)
     assert one.key("x") == moved.key("x") != other.key("x")
     assert one.budget.teacher_hash == moved.budget.teacher_hash
     assert RunSpec.from_dict(json.loads(json.dumps(one.to_dict()))) == one
@@ -57,14 +58,14 @@ def test_a_teacher_comes_from_every_kind_of_file_and_from_the_folder_of_a_run(tm
     run(dataclasses.replace(spec(teacher=None), model=TEACHER), task, folder=tmp_path)
     torch.save(read_weights(tmp_path).tensors, plain)
     files = (str(tmp_path), str(tmp_path / WEIGHTS), plain)
-    hashes = {with_teacher_hash(spec(teacher_weights=file), task).budget.teacher_hash for file in files}
+    hashes = {with_hashes(spec(teacher_weights=file), task).budget.teacher_hash for file in files}
     assert len(hashes) == 1
     assert hashes != {None}
 
 
 def test_weights_that_changed_since_a_run_was_planned_are_refused(tmp_path: Path) -> None:
     file = saved(tmp_path / "t", seed=1)
-    chosen = with_teacher_hash(spec(teacher_weights=file), open_task(TASK))
+    chosen = with_hashes(spec(teacher_weights=file), open_task(TASK))
     saved(tmp_path / "t", seed=2)
     with pytest.raises(ParameterError, match=rf"teacher_hash is {chosen.budget.teacher_hash}, .* others than this run"):
         run(chosen, open_task(TASK))
@@ -139,12 +140,10 @@ def test_timms_weights_that_cannot_be_downloaded_are_named_with_what_to_do(monke
         check_run(spec(teacher="timm:regnety_160.mine(pretrained=true)"), task)
 
 
-def test_only_a_teacher_without_a_file_has_timms_weights(weights: str) -> None:
+def test_a_teacher_has_weights_from_one_place_only(weights: str) -> None:
     for text in ("true", "false"):
         model = f"timm:vit_tiny_patch16_224(pretrained={text})"
-        with pytest.raises(ParameterError, match="'pretrained' here: training starts from untrained models"):
-            check_run(spec(teacher=None, model=model), open_task(TASK))
-        with pytest.raises(ParameterError, match="Only a teacher has it, one without teacher_weights"):
+        with pytest.raises(ParameterError, match="are weights as well: leave out one of them"):
             check_run(spec(teacher=model, teacher_weights=weights), open_task(TASK))
 
 

@@ -131,7 +131,7 @@ def test_batches_that_cannot_hold_whole_repeats_are_refused() -> None:
 def test_decay_on_matrices_leaves_biases_norms_and_what_the_model_names_alone() -> None:
     model = Learner(spec("cb(cb_s)"), open_task(TASK), CPU).model
     names = {id(p): name for name, p in model.named_parameters()}
-    decayed, alone = ([names[id(p)] for p in group["params"]] for group in parameter_groups(model, "matrices"))
+    decayed, alone = ([names[id(p)] for p in group["params"]] for group in parameter_groups(model, "matrices", {}))
     assert set(decayed) | set(alone) == set(names.values())
     assert {"cls_token", "pos_embed"} <= set(alone)
     for name in decayed:
@@ -141,9 +141,9 @@ def test_decay_on_matrices_leaves_biases_norms_and_what_the_model_names_alone() 
         name.endswith("bias") or "norm" in name or "token" in name or "pos" in name or "attemper" in name
         for name in alone
     )
-    (everything,) = parameter_groups(model, "all")
+    (everything,) = parameter_groups(model, "all", {})
     assert [names[id(p)] for p in everything["params"]] == list(names.values()), "as it always was"
-    (only,) = parameter_groups(nn.Linear(2, 2, bias=False), "matrices")
+    (only,) = parameter_groups(nn.Linear(2, 2, bias=False), "matrices", {})
     assert "weight_decay" not in only
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attemper import errors, methods
+    from attemper.comparing import compare
     from attemper.integrations import flex
     from attemper.methods.registry import list_methods
     from attemper.ops.dispatch import attention, implementations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Offsets", "Tempered", "apply", "attention", "diagnose", "errors", "flex", "implementations", "keep_mask",
-    "list_methods", "load", "merge_parts", "methods", "parse", "render",
+    "Offsets", "Tempered", "apply", "attention", "compare", "diagnose", "errors", "flex", "implementations",
+    "keep_mask", "list_methods", "load", "merge_parts", "methods", "parse", "render",
 ]  # fmt: skip
 
 HOMES = {
@@ -28,6 +29,7 @@ HOMES = {
     "Tempered": "attemper.tempering",
     "apply": "attemper.tempering",
     "attention": "attemper.ops.dispatch",
+    "compare": "attemper.comparing",
     "diagnose": "attemper.probes",
     "implementations": "attemper.ops.dispatch",
     "keep_mask": "attemper.ops.stream",

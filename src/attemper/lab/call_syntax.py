@@ -10,6 +10,10 @@ from typing import Any
 from attemper.errors import ParameterError, first_line, quoted, suggestion
 
 CALL = re.compile(r"(?P<name>[^()]+)(?:\((?P<arguments>.*)\))?", re.DOTALL)
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w.]*")
+"""module:function, as entry points have it."""
+LIBRARIES = ("timm", "hf")
+"""What stands before a colon and is a library of models, not a module."""
 MOST_CHARACTERS = 2_000
 """Of a name with its options."""
 MOST = 10**9
@@ -52,6 +56,19 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
             "vit-cifar(depth=4)."
         ) from None
     return match["name"].strip(), options
+
+
+def is_own(text: str) -> bool:
+    """Whether a name is written as a function of somebody's own, module:function, and is not of a library.
+
+    >>> is_own("my_models:small(depth=2)"), is_own("timm:vit_tiny_patch16_224"), is_own("vit-cifar")
+    (True, False, False)
+    """
+    try:
+        name = parse_call(text)[0]
+    except ParameterError:
+        return False
+    return FUNCTION.fullmatch(name) is not None and name.partition(":")[0] not in LIBRARIES
 
 
 def render_call(name: str, options: dict[str, Any]) -> str:

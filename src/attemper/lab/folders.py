@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,13 @@ def read_object(data: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def study_folder(task: str, model: str, *, evaluated: bool = False, mark: str = "") -> Path:
+    """runs/<task>-<model>, in characters that every file system takes; runs that are evaluated are other runs.
+
+    mark: tells apart what has the same names.
+    """
+    name = f"{task}-{model}{'-evaluated' if evaluated else ''}"
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:80] or "study"
+    return Path("runs") / (f"{words}-{mark}" if mark else words)

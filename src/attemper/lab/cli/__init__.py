@@ -4,8 +4,12 @@ Every command is a small dataclass whose fields are its options and whose `run` 
 0: done. 1: done, but some runs failed. 2: what was asked for cannot be done. 130: stopped by Ctrl-C; 143: by SIGTERM.
 """
 
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 __all__ = ["main"]
 
@@ -13,13 +17,37 @@ __all__ = ["main"]
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code. words: the command line; None: the one that was typed."""
     try:
-        return _run(sys.argv[1:] if words is None else list(words))
+        with _remembering_interrupts() as heard:
+            return _run(sys.argv[1:] if words is None else list(words), heard)
     except KeyboardInterrupt:  # also while something is imported
         sys.stderr.write("attemper: stopped\n")
         return 130
 
 
-def _run(words: list[str]) -> int:
+@contextlib.contextmanager
+def _remembering_interrupts() -> Iterator[list[int]]:
+    """Context manager: inside it, Ctrl-C raises KeyboardInterrupt as always, and is noted in the list that it gives.
+
+    Modules in C that are being imported can swallow it, and whatever fails in its place is then of no interest.
+    """
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(words: list[str], heard: list[int]) -> int:
     from attemper.errors import AttemperError, first_line
     from attemper.lab.cli.commands import read
     from attemper.lab.cli.complaints import complain, missing_module
@@ -27,9 +55,14 @@ def _run(words: list[str]) -> int:
     from attemper.lab.errors import StoppedError
 
     try:
-        command = read(words)
-        with told_on_terminal():
-            return command.run(words)
+        try:
+            command = read(words)
+            with told_on_terminal():
+                return command.run(words)
+        except Exception as error:
+            if heard and not isinstance(error, StoppedError):
+                raise KeyboardInterrupt from None
+            raise
     except StoppedError as stopped:
         complain(str(stopped))
         return stopped.code

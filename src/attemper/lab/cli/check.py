@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.lab.cli.compare import Compare, File, given_plan
+from attemper.lab.cli.compare import Compare, File
 from attemper.lab.cli.options import Data, Json, Number, Numbers, Suites, Text, Texts
 from attemper.lab.cli.printing import console, print_json, say
 
@@ -56,8 +56,20 @@ class CheckCommand:
         from attemper.lab.training.check import check_run
         from attemper.lab.training.spec import RunSpec
 
-        names = ("plan", "task", "model", "recipes", "seeds", "epochs", "batch_size", "lr", "augment", "evaluate")
-        plan = Compare(**{name: getattr(self, name) for name in names}).changed(given_plan(self.plan))
+        names = (
+            "plan",
+            "task",
+            "model",
+            "recipes",
+            "seeds",
+            "epochs",
+            "batch_size",
+            "lr",
+            "augment",
+            "evaluate",
+            "data",
+        )
+        plan = Compare(**{name: getattr(self, name) for name in names}).planned()
         task = open_task(plan.task, self.data)
 
         def check(spec: RunSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from attemper.lab.cli.options import (
     Number,
     Numbers,
     Parallel,
+    Real,
     Suites,
     Text,
     Texts,
@@ -29,13 +30,17 @@ from attemper.lab.cli.options import (
     Writable,
 )
 from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
-from attemper.lab.errors import FolderError
+from attemper.lab.folders import study_folder
 
 if TYPE_CHECKING:
     from attemper.lab.study.plan import Plan
     from attemper.lab.study.settings import Settings
     from attemper.lab.study.summary import Summary
 
+OF_THE_BUDGET = (
+    "epochs", "batch_size", "augment", "init", "freeze", "layer_decay", "optimizer", "warmup_epochs", "validation",
+)  # fmt: skip
+"""Options that are settings of a plan's budget, under the same names."""
 File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN]", help_behavior_hint="")]
 
 
@@ -43,10 +48,12 @@ File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN
 class Compare:
     """Compare recipes on one task: accuracy over seeds, whether differences are real, and what each recipe costs.
 
-    Without anything it compares eight recipes on handwritten digits, in about three minutes on two cores. A plan is a
-    small YAML or JSON file; options on the command line go before what the plan says. Every recipe gets the same data,
-    the same initial weights and the same batches under one seed. Epochs and configurations are chosen on validation;
-    the test set is read once per run, at its end.
+    Without anything it compares eight recipes on handwritten digits, in about three minutes on two cores. For other
+    tasks, image size, optimiser, length and augmentation follow from the model, the number of samples and whether
+    weights are fine-tuned; what was chosen is printed, and options change it. A plan is a small YAML or JSON file;
+    options on the command line go before what the plan says. Every recipe gets the same data, the same initial weights
+    and the same batches under one seed. Epochs and configurations are chosen on validation; the test set is read once
+    per run, at its end.
 
     Stopped or killed, it goes on where it was when the same command is run again; several machines may share a folder.
 
@@ -54,6 +61,8 @@ class Compare:
       attemper compare
       attemper compare --recipes "dropkey(0.1)" "dropkey(0.1, schedule=decreasing)" cb --seeds 3
       attemper compare --task cifar10 --model vit-cifar --epochs 40 --data /path/to/data
+      attemper compare --task folder:photos --model "timm:vit_tiny_patch16_224(pretrained=true)" --seeds 3
+      attemper compare --task my_data:flowers --model my_models:small --recipes "dropkey(0.1)" cb
       attemper compare plan.yaml --folder runs/mine --workers 4 --track tensorboard
       attemper compare plan.yaml --executor ray --per-run "cpus=4,gpus=0.5"
       attemper compare --evaluate robustness,calibration
@@ -65,9 +74,9 @@ class Compare:
     folder: Writable = None
     """Where results are kept; otherwise runs/ and the names of task and model."""
     task: Text = None
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
+    """Such as digits, cifar10, folder:PATH, csv:FILE, audio:PATH, wds:PATH, hf:NAME, timm:NAME, MODULE:FUNCTION."""
     model: Text = None
-    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    """Such as vit-cifar, "timm:vit_tiny_patch16_224(pretrained=true)", hf:OWNER/NAME, MODULE:FUNCTION."""
     recipes: Texts = ()
     """Recipes to compare, each in quotes; 'none' is always among them."""
     seeds: Number = None
@@ -75,7 +84,23 @@ class Compare:
     epochs: Number = None
     """Epochs of every run."""
     batch_size: Number = None
-    """Images per step."""
+    """Samples per step."""
+    init: Text = None
+    """Weights to fine-tune: a .safetensors or .pt file, or the folder of a finished run."""
+    keep_head: bool = False
+    """Fine-tune the last layer of those weights too, where it has as many classes; otherwise it is made anew."""
+    freeze: Text = None
+    """What is not trained: none, stem (all before the first block) or backbone (all but the last layer)."""
+    layer_decay: Real = None
+    """The learning rate of a block is that of the block behind it times this."""
+    size: Number = None
+    """Side of images in pixels; otherwise what the model was made for."""
+    optimizer: Text = None
+    """adam or adamw."""
+    warmup_epochs: Real = None
+    """Epochs over which the learning rate rises; otherwise at most a fifth of all."""
+    validation: Real = None
+    """Share of the training set that is held out to choose epochs and configurations."""
     lr: Numbers = ()
     """Learning rates; of several, each recipe gets the one that is best on validation."""
     augment: Text = None
@@ -97,7 +122,7 @@ class Compare:
         from attemper.lab.study.settings import Settings
 
         settings = Settings(self.probe_every, self.track)
-        plan = self.changed(given_plan(self.plan))
+        plan = self.planned()
         return carry_out(
             plan,
             self.folder or folder_of(plan),
@@ -112,17 +137,34 @@ class Compare:
             parallel=self.parallel,
         )
 
+    def planned(self) -> Plan:
+        """The plan of the file, changed by what the command line says; or one that suits what it says."""
+        from attemper.lab.study.defaults import completed, missed
+
+        if self.plan is None:
+            return completed(self._merged({}), self.data)
+        plan = self.changed(given_plan(self.plan))
+        return dataclasses.replace(plan, notes=(*plan.notes, *missed(plan, self.data)))
+
     def changed(self, given: Mapping[str, Any]) -> Plan:
         """A plan with what the command line says in the place of what it said."""
-        from attemper.lab.evaluation.suites import split_suites
         from attemper.lab.study.plan import Plan
+
+        return Plan.from_dict(self._merged(given))
+
+    def _merged(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        from attemper.lab.call_syntax import parse_call, render_call
+        from attemper.lab.evaluation.suites import split_suites
 
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
         said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
         said["keep"] = self.keep
         said = {name: value for name, value in said.items() if value not in (None, [])}
-        budget = {"epochs": self.epochs, "batch_size": self.batch_size, "augment": self.augment}
-        budget = {name: value for name, value in budget.items() if value is not None}
+        if self.size is not None:
+            name, options = parse_call(str(self.task or given.get("task", "digits")))
+            said["task"] = render_call(name, {**options, "size": self.size})
+        budget = {name: getattr(self, name) for name in OF_THE_BUDGET if getattr(self, name) is not None}
+        budget |= {"keep_head": True} if self.keep_head else {}
         whole = {**given, **said, "budget": {**given.get("budget", {}), **budget}}
         if self.plan is None and (said or budget):
             whole.pop("title", None)
@@ -130,22 +172,19 @@ class Compare:
             whole["budget"].pop("lr", None)
         if self.recipes:  # published figures belong to rows of the plan's own
             whole.pop("published", None)
-        return Plan.from_dict(whole)
+        return whole
 
 
-def given_plan(file: Path | None) -> dict[str, Any]:
-    """What a plan file says, or the embedded comparison where there is none."""
-    from attemper.lab.study.comparison import DEFAULT_PLAN
+def given_plan(file: Path) -> dict[str, Any]:
+    """What a plan file says."""
     from attemper.lab.study.planfile import load_plan
 
-    return dict(DEFAULT_PLAN) if file is None else load_plan(file, pipes=True).to_dict()
+    return load_plan(file, pipes=True).to_dict()
 
 
 def folder_of(plan: Plan) -> Path:
-    """runs/<task>-<model>, in characters that every file system takes; runs that are evaluated are other runs."""
-    name = f"{plan.task}-{plan.model}{'-evaluated' if plan.evaluate else ''}"
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
-    return Path("runs") / (words[:80] or "study")
+    """Where a plan's results go unless somebody says."""
+    return study_folder(plan.task, plan.model, evaluated=bool(plan.evaluate))
 
 
 def carry_out(
@@ -205,11 +244,6 @@ def carry_out(
 
 def write_report(summary: Summary, path: Path) -> Path:
     """The page of a summary, whole or not at all."""
-    from attemper.files import atomic_write
-    from attemper.lab.report.study import render
+    from attemper.lab.from_python import write_page
 
-    try:
-        atomic_write(path, render(summary))
-    except OSError as error:
-        raise FolderError(f"The report {path} cannot be written: {error.strerror or error}.") from None
-    return path
+    return write_page(summary, path)

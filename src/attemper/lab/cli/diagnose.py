@@ -197,15 +197,14 @@ class Diagnose:
     def _model(self, subject: Subject, checkpoint: Path | None) -> nn.Module:
         import attemper
         from attemper.files import read_weights
-        from attemper.lab.evaluation.trained import without_download
         from attemper.lab.models.registry import build_model
         from attemper.lab.models.weights import classes_in, load_weights
         from attemper.lab.tasks.base import InputShape
 
         weights = None if checkpoint is None else read_weights(checkpoint)
         classes = subject.classes or (classes_in(weights.tensors) if weights else None) or DEFAULT_CLASSES
-        text = subject.model if weights is None else without_download(subject.model)
-        model = build_model(text, InputShape(subject.channels, subject.size, subject.size, classes))
+        shape = InputShape(subject.channels, subject.size, subject.size, classes)
+        model = build_model(subject.model, shape, trained=weights is None)
         attemper.apply(model, subject.recipe)
         if weights is not None:
             load_weights(model, weights, of=subject.model, optional="attemper.")

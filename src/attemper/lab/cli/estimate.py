@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attemper.errors import ParameterError, quoted
-from attemper.lab.cli.compare import Compare, File, given_plan
+from attemper.lab.cli.compare import Compare, File
 from attemper.lab.cli.options import Data, Json, Number, Text, Texts, Workers
 from attemper.lab.cli.printing import console, print_json, say
 
@@ -105,8 +105,9 @@ class EstimateCommand:
             epochs=self.epochs,
             batch_size=self.batch_size,
             augment=self.augment,
+            data=self.data,
         )
-        plan = changes.changed(given_plan(self.plan))
+        plan = changes.planned()
         return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
 
     def _check(self, plan: Plan) -> None:

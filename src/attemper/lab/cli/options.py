@@ -15,6 +15,7 @@ Text = Annotated[str | None, option(metavar="TEXT")]
 Texts = Annotated[tuple[str, ...], option(metavar="TEXT …")]
 Number = Annotated[int | None, option(metavar="N")]
 Numbers = Annotated[tuple[float, ...], option(metavar="X …")]
+Real = Annotated[float | None, option(metavar="X")]
 Writable = Annotated[Path | None, option(metavar="PATH")]
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help="The study's folder.")]

@@ -19,6 +19,7 @@ class PreparationBar:
     def __init__(self, where: Console) -> None:
         self._where = where
         self._bar: Progress | None = None
+        self._said: set[str] = set()
 
     def progress(self, what: str, done: int, total: int) -> None:
         if not self._where.is_terminal:
@@ -35,7 +36,9 @@ class PreparationBar:
             self.end()
 
     def note(self, text: str) -> None:
-        say(self._where, f"note: {text}")
+        if text not in self._said:
+            say(self._where, f"note: {text}")
+        self._said.add(text)
 
     def end(self) -> None:
         """Take the bar away, wherever it stands."""

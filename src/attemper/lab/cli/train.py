@@ -39,9 +39,9 @@ class Train:
     """
 
     task: str = "digits"
-    """Such as digits, cifar10, cifar100, folder:PATH, audio:PATH, wds:PATH, hf:NAME, timm:NAME."""
+    """Such as digits, cifar10, folder:PATH, csv:FILE, audio:PATH, wds:PATH, hf:NAME, timm:NAME, MODULE:FUNCTION."""
     model: str = "vit-digits"
-    """Such as vit-cifar, vit-small, timm:vit_tiny_patch16_224, hf:vit."""
+    """Such as vit-cifar, "timm:vit_tiny_patch16_224(pretrained=true)", hf:OWNER/NAME, MODULE:FUNCTION."""
     recipe: str = "none"
     """Such as "dropkey(0.1, schedule=decreasing) + cb"."""
     seed: int = 0
@@ -96,11 +96,11 @@ class Train:
         from attemper.lab.tracking.registry import check_trackers
         from attemper.lab.training.check import check_run
         from attemper.lab.training.digests import with_digest
+        from attemper.lab.training.hashes import with_hashes
         from attemper.lab.training.leaving import Leave
         from attemper.lab.training.loop import run
         from attemper.lab.training.run_folder import RESULT, take_folder
         from attemper.lab.training.schedule import schedule_notes
-        from attemper.lab.training.teacher import with_teacher_hash
         from attemper.recipe import as_methods, render
 
         where = console(json=self.json, quiet=not ranks.main)
@@ -117,7 +117,7 @@ class Train:
         )
         check_suites(spec, task)
         check_run(spec, task)
-        spec = with_teacher_hash(spec, task)
+        spec = with_hashes(spec, task)
         say(where, *(f"note: {note}" for note in schedule_notes(spec.budget)))
         if self.folder is not None and ranks.main:
             spec = take_folder(self.folder, spec, task.fingerprint, accept_versions=self.accept_versions)

@@ -13,7 +13,6 @@ from attemper.errors import ParameterError
 from attemper.lab.errors import DataError
 from attemper.lab.evaluation.measure import evaluate, gap
 from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.evaluation.trained import without_download
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.base import InputShape, Task
@@ -100,7 +99,7 @@ def load_run(folder: str | Path, *, root: Path | None = None, device: torch.devi
             f"The data of {spec.task} is not what the run in '{folder}' was trained on (its fingerprint was "
             f"{fingerprint} and is {task.fingerprint})."
         )
-    model = build_model(without_download(spec.model), task.shape)
+    model = build_model(spec.model, task.shape, trained=False)
     attemper.apply(model, spec.recipe)
     load_weights(model, weights, of=f"{spec.model} with '{spec.recipe}'")
     return FinishedRun(spec, task, model.to(device or "cpu").eval())

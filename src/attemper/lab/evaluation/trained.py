@@ -11,7 +11,6 @@ from torch import nn
 import attemper
 from attemper.errors import UnreadableError
 from attemper.files import Weights
-from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.seed_streams import drawing_from
@@ -55,13 +54,7 @@ def load_trained(folder: Path, device: torch.device | str = "cpu") -> Trained:
     weights, spec, _ = read_run(folder)
     inputs = inputs_of(weights)
     with drawing_from(0):  # what is drawn for weights that are then overwritten shifts nobody's stream
-        model = build_model(without_download(spec.model), inputs.shape)
+        model = build_model(spec.model, inputs.shape, trained=False)
         tempered = attemper.apply(model, spec.recipe)
     load_weights(model, weights, of=f"{spec.model} with '{spec.recipe}'")
     return Trained(spec, inputs, model.to(device).eval(), tempered, weights.path)
-
-
-def without_download(model: str) -> str:
-    """The text of a model that gets all of its weights from a file."""
-    name, options = parse_call(model)
-    return render_call(name, options | {"pretrained": False}) if options.get("pretrained") is True else model

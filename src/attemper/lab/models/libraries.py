@@ -18,11 +18,6 @@ def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrain
 
     if not timm.is_model(name):
         raise ParameterError(f"timm has no model '{name}'.{suggestion(name, timm.list_models())}")
-    if "pretrained" in options:
-        raise ParameterError(
-            f"timm's {name} has no option 'pretrained' here: training starts from untrained models. Only a teacher "
-            "has it, one without teacher_weights."
-        )
     given: dict[str, Any] = {"in_chans": shape.channels, "num_classes": shape.classes, **options}
     if pretrained:
         _check_trained(name, shape)
@@ -93,17 +88,21 @@ def _check_trained(name: str, shape: InputShape) -> None:
 
 
 def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> nn.Module:
-    """Transformers' image classifier of a model type such as 'vit': its default configuration, changed by options."""
+    """Transformers' image classifier, untrained: the default configuration of a model type such as 'vit', or that of a
+    model 'OWNER/NAME' of the hub or in a folder, changed by options.
+    """
     from transformers import AutoConfig, AutoModelForImageClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as KNOWN
 
-    if kind not in KNOWN:
+    from attemper.lab.models.trained import transformers_config
+
+    named = "/" in kind
+    if not named and kind not in KNOWN:
         raise ParameterError(
             f"Transformers has no image classifier of the model type '{kind}'.{suggestion(kind, KNOWN)} "
-            f"There are: {', '.join(sorted(KNOWN))}."
+            f"There are: {', '.join(sorted(KNOWN))}. A model of the hub is named as OWNER/NAME."
         )
-    default = AutoConfig.for_model(kind)
-    attributes = default.to_dict()
+    attributes = (transformers_config(kind) if named else AutoConfig.for_model(kind)).to_dict()
     for option in options:
         if option not in attributes:
             raise ParameterError(f"The configuration of '{kind}' has no '{option}'.{suggestion(option, attributes)}")
@@ -111,7 +110,8 @@ def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> 
     ours = {"image_size": side, "num_channels": shape.channels}
     given = {**{key: value for key, value in ours.items() if key in attributes}, **options}
     try:
-        config = AutoConfig.for_model(kind, num_labels=shape.classes, **given)
+        given = {**given, "num_labels": shape.classes}
+        config = transformers_config(kind, **given) if named else AutoConfig.for_model(kind, **given)
         model: nn.Module = AutoModelForImageClassification.from_config(config)
     except ParameterError:
         raise

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 
 from attemper.errors import ParameterError, suggestion
-from attemper.lab.call_syntax import check_options, parse_call
+from attemper.lab.call_syntax import check_options, is_own, parse_call
 from attemper.lab.entry_points import added, find_added
 from attemper.lab.models.ceit import ceit
 from attemper.lab.models.convmixer import convmixer
@@ -15,8 +15,12 @@ from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
 from attemper.lab.models.localvit import localvit
+from attemper.lab.models.naming import is_pretrained
+from attemper.lab.models.own import build_own
 from attemper.lab.models.resnet import resnet
+from attemper.lab.models.starting import start_from
 from attemper.lab.models.t2t_vit import t2t_vit
+from attemper.lab.models.trained import library_weights
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
@@ -86,6 +90,8 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
 LIBRARIES = {
     "timm:NAME": "any model of timm, such as timm:vit_tiny_patch16_224(patch_size=4)",
     "hf:TYPE": "an image classifier of Transformers by model type, such as hf:vit(patch_size=4, num_hidden_layers=6)",
+    "MODULE:FUNCTION": "what a function of your own returns, in an installed module or one of the current directory",
+    "hf:OWNER/NAME": "a trained image classifier of the Hugging Face hub, or of a folder with its files",
 }
 
 
@@ -94,10 +100,11 @@ def list_models() -> dict[str, str]:
     return {name: line for name, (_, _, line) in OWN.items()} | LIBRARIES | added(GROUP)
 
 
-def build_model(text: str, shape: Shape) -> nn.Module:
-    """A new model for inputs of a shape; its weights come from torch's generator.
+def build_model(text: str, shape: Shape, *, trained: bool = True) -> nn.Module:
+    """A new model for inputs of a shape; its weights come from torch's generator, and from a library where asked for.
 
     text: a name of `list_models()`, with options in call form.
+    trained: load the weights that `pretrained=true` or `hf:OWNER/NAME` ask for; without, only the model is built.
 
     >>> shape = InputShape(channels=1, height=8, width=8, classes=10)
     >>> model = build_model("vit-digits(depth=2)", shape)
@@ -105,7 +112,10 @@ def build_model(text: str, shape: Shape) -> nn.Module:
     2
     """
     with limited(text):
-        return _build(text, shape)
+        model = _build(text, shape)
+    if trained and is_pretrained(text):
+        start_from(model, library_weights(text), source=f"the trained weights of '{text}'", classes=shape.classes)
+    return model
 
 
 def _build(text: str, shape: Shape) -> nn.Module:
@@ -114,10 +124,14 @@ def _build(text: str, shape: Shape) -> nn.Module:
         check_options(text, functools.partial(make, shape), options)
         return make(shape, **options)
     library, _, rest = name.partition(":")
+    if library in ("timm", "hf") and not isinstance(options.pop("pretrained", True), bool):
+        raise ParameterError(f"'{text}': pretrained must be true or false.")
     if library == "timm" and rest:
         return from_timm(rest, _fitting(text, shape, InputShape), options)
     if library == "hf" and rest:
         return from_transformers(rest, _fitting(text, shape, InputShape), options)
+    if is_own(text):
+        return build_own(text, shape)
     if name not in OWN:
         known = list_models()
         raise ParameterError(f"There is no model '{name}'.{suggestion(name, known)} There are: {', '.join(known)}.")

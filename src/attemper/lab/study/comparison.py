@@ -104,6 +104,7 @@ def compare(
             work(study, workers=workers, view=view, executor=executor)
         else:
             work_together(study, view, workers=workers, executor=executor, stop=stop)
+        view.close()  # a bar takes its place
         if costs:
             view.note("measuring what a training step costs with each recipe")
             measure_costs(study, [row["recipe"] for row in summarise(study)["recipes"] if row["lr"] is not None])

@@ -27,8 +27,8 @@ class Engine(Protocol):
         """The task of a plan; root: where this machine keeps its data."""
         ...
 
-    def with_teacher_hash(self, budget: Budget, task: Task) -> Budget:
-        """The budget with the hash of its teacher's weights, where it has a teacher: keys depend on it."""
+    def with_hashes(self, budget: Budget, task: Task, model: str) -> Budget:
+        """The budget with the hashes of the weights and of the source that keys depend on."""
         ...
 
     def check(self, spec: RunSpec, task: Task) -> None:
@@ -56,10 +56,10 @@ class Training:
 
         return open_task(text, root)
 
-    def with_teacher_hash(self, budget: Budget, task: Any) -> Budget:
-        from attemper.lab.training.teacher import budget_with_teacher_hash
+    def with_hashes(self, budget: Budget, task: Any, model: str) -> Budget:
+        from attemper.lab.training.hashes import budget_with_hashes
 
-        return budget_with_teacher_hash(budget, task.shape)
+        return budget_with_hashes(budget, model, task.shape)
 
     def check(self, spec: RunSpec, task: Any) -> None:
         from attemper.lab.evaluation.runs import check_suites
@@ -78,7 +78,7 @@ class Training:
         from attemper.probes.diagnosis import find_attention
 
         with torch.random.fork_rng():
-            find_attention(build_model(spec.model, task.shape))
+            find_attention(build_model(spec.model, task.shape, trained=False))
 
     def run(self, spec: RunSpec, task: Any, *, folder: Path, progress: Progress, device: str | None) -> dict[str, Any]:
         from attemper.lab.evaluation.runs import examine

@@ -14,7 +14,7 @@ from attemper.files import atomic_write, read_bytes, read_json, read_json_object
 from attemper.lab.errors import DamagedPlanError, StudyError, UnreadablePlanError
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
-from attemper.lab.training.spec import canonical
+from attemper.lab.training.spec import HASHES, canonical
 from attemper.lab.training.versions import BEFORE, Versions
 
 FILE = "plan.yaml"
@@ -75,7 +75,8 @@ def refuse_other_plan(folder: Path, plan: Plan, held: HeldPlan) -> None:
     if held.versions:
         _refuse_shorter(folder, plan, held.plan)
         return
-    budget = replace(plan.budget, teacher_hash=held.plan.budget.teacher_hash)  # which is filled in when a study begins
+    # Hashes are filled in when a study begins.
+    budget = replace(plan.budget, **{name: getattr(held.plan.budget, name) for name in HASHES})
     if held.plan != replace(plan, budget=budget):
         raise StudyError(
             f"{folder / FILE} is another plan than this, and nothing of it was run. Choose another folder, or say with "

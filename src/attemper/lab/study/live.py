@@ -1,5 +1,7 @@
 """Watching a study: a live table on a terminal, plain lines anywhere else."""
 
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -9,7 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from attemper.lab.study.export import cells, shown
-from attemper.lab.study.status import Status, duration
+from attemper.lab.study.status import Running, Status, duration
+
+SILENCE = 60.0
+"""Seconds after which a log says how far a study is, though no run has finished."""
 
 
 class View(Protocol):
@@ -39,11 +44,15 @@ class SilentView:
 
 
 class PlainView:
-    """A line whenever a run is finished: for logs and pipes, without control codes."""
+    """A line whenever a run is finished, and now and then while none is: for logs and pipes, without control codes.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    clock: tells seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
         self._done: dict[str, int] = {}
+        self._spoken = clock()
 
     def note(self, text: str) -> None:
         self._print(text)
@@ -58,10 +67,13 @@ class PlainView:
                     words.append(f"about {duration(status.seconds_left)} left")
                 self._print(" · ".join(words))
             self._done[recipe.name] = recipe.done
+        if status.running and self._clock() - self._spoken > SILENCE:
+            self._print(_headline(status))
 
     def close(self) -> None: ...
 
     def _print(self, text: str) -> None:
+        self._spoken = self._clock()
         self._console.print(Text(text), soft_wrap=True)
 
 
@@ -89,7 +101,10 @@ def make_view(console: Console | None = None) -> View:
 
 
 def status_table(status: Status) -> RenderableType:
-    """A study's standing: one line per recipe, then the runs in hand, then the whole."""
+    """A study's standing: the whole, one line per recipe, then the runs in hand.
+
+    What is longer than the terminal is cut at its end, so how long it will take stands first.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("recipe", "", "done", "running", "failed", "missing", "validation"):
         table.add_column(title, justify="left" if title in ("recipe", "") else "right")
@@ -104,14 +119,19 @@ def status_table(status: Status) -> RenderableType:
             _percent(recipe.validation),
         )
     notes = [Text(f"note: {note}") for note in status.notes]
-    return Group(table, Text(""), *_running(status), *notes, Text(_headline(status), style="bold"))
+    return Group(Text(_headline(status), style="bold"), Text(""), table, Text(""), *_running(status), *notes)
 
 
 def _running(status: Status) -> list[Text]:
     return [
-        Text(f"{run.name}: {100 * run.share:.0f} %, {duration(run.seconds)}, process {run.pid} on {run.host}", "dim")
+        Text(f"{run.name}: {100 * run.share:.0f} %, {_times(run)}, process {run.pid} on {run.host}", "dim")
         for run in status.running
     ]
+
+
+def _times(run: Running) -> str:
+    left = "" if run.seconds_left is None else f", about {duration(run.seconds_left)} left"
+    return duration(run.seconds) + left
 
 
 def _headline(status: Status) -> str:

@@ -268,7 +268,7 @@ def _begun(spec: RunSpec, data: Any, device: torch.device) -> tuple[Any, Callabl
     from attemper.lab.training.rates import at_full_rate
 
     learner = Learner(at_full_rate(spec), data.task, device, data.accumulate)
-    learner.model.train()
+    learner.to_training()
     learn = fastest(learner, data)
     ahead = LOADED_AHEAD * getattr(data.train, "workers", 0)
     batches = itertools.chain.from_iterable(data.epoch(epoch) for epoch in itertools.count(1))

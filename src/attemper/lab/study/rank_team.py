@@ -37,8 +37,8 @@ class RankTeamEngine:
     def open_task(self, text: str, root: Path | None) -> Task:
         return self.engine.open_task(text, root)
 
-    def with_teacher_hash(self, budget: Budget, task: Task) -> Budget:
-        return self.engine.with_teacher_hash(budget, task)
+    def with_hashes(self, budget: Budget, task: Task, model: str) -> Budget:
+        return self.engine.with_hashes(budget, task, model)
 
     def check(self, spec: RunSpec, task: Task) -> None:
         self.engine.check(spec, task)

@@ -10,6 +10,9 @@ from attemper.lab.study.selection import validation_of
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
 
+LEAST_SHARE = 0.02
+"""Of a run, before its pace says anything: its first steps set things up."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -24,6 +27,16 @@ class Running:
     share: float
     """How much of it is done, 0 to 1."""
     loss: float | None
+
+    @property
+    def total(self) -> float | None:
+        """Seconds that the whole run will take, at its pace so far; None: too early to say."""
+        return self.seconds / self.share if self.share >= LEAST_SHARE else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until it is done, at its pace so far."""
+        return None if self.total is None else self.total - self.seconds
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,10 @@ def _number(value: object) -> float | None:
 def _seconds_left(
     study: Study, results: dict[str, Result], running: dict[str, Running], failed: set[str]
 ) -> float | None:
-    """Each run to do takes what the finished runs of its recipe took on average, or all finished runs."""
+    """Each run to do takes what the finished runs of its recipe took on average, or all finished runs.
+
+    Before the first has finished, what those in hand will take at their pace.
+    """
     took: dict[str, list[float]] = {}
     for key, result in results.items():
         seconds = result.get("timing", {}).get("seconds")
@@ -141,6 +157,11 @@ def _seconds_left(
     todo = [key for key in study.runs if key not in results and key not in failed]
     if not todo:
         return 0.0
+    if not every:
+        for key, run in running.items():
+            if run.total is not None:
+                took.setdefault(study.runs[key].recipe, []).append(run.total)
+        every = [seconds for values in took.values() for seconds in values]
     if not every or not running:
         return None
 

@@ -40,7 +40,7 @@ from attemper.lab.study.store import Result, Store
 from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.registry import check_trackers
 from attemper.lab.training.leaving import Leave
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.spec import RunSpec, lacks_hashes
 from attemper.lab.training.tracking import follow
 from attemper.lab.training.versions import BEFORE, listed, versions_here
 
@@ -96,10 +96,9 @@ class Study:
         self.claims = Claims(self.folder / "claims", stale_after=stale_after)
         self.store = Store(self.folder, digests=self.versions[0] != BEFORE)
         self.plan: Plan = plan or held.plan  # type: ignore[union-attr]
-        if self.plan.budget.teacher is not None and self.plan.budget.teacher_hash is None:
-            self.plan = dataclasses.replace(
-                self.plan, budget=self.engine.with_teacher_hash(self.plan.budget, self.task)
-            )
+        if lacks_hashes(self.plan.budget, self.plan.model):
+            budget = self.engine.with_hashes(self.plan.budget, self.task, self.plan.model)
+            self.plan = dataclasses.replace(self.plan, budget=budget)
         if held is not None and not change_plan:
             refuse_other_plan(self.folder, self.plan, held)
 

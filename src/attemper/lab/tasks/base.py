@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attemper.lab.tasks.augment import Augment
 from attemper.lab.tasks.classification import Details, Metrics
+from attemper.lab.tasks.normalising import Normalisation
 from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source
 
@@ -117,11 +118,15 @@ class ImageTask(PooledTask):
     """Images with one class each, stored as uint8."""
 
     shape: InputShape
+    normalise: Normalisation | None = dataclasses.field(default=None, kw_only=True)
+    """What is taken out of every channel; none: mean and deviation over the training set."""
 
     def groups_of(self, source: Source) -> Tensor | None:
         return getattr(source, "groups", None)
 
     def to_input(self, stored: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → float32, each channel with mean 0 and deviation 1 over the training set."""
+        if self.normalise is not None:
+            return self.normalise(stored)
         mean, deviation = self.statistics_on(stored.device)
         return (stored.float() - mean[:, None, None]) / deviation[:, None, None]

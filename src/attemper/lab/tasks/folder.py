@@ -40,6 +40,13 @@ def open_folder(
     broken: what becomes of files that cannot be decoded: refuse, or skip.
     """
     listing = list_folder(found_under(root, path), IMAGES, label, broken)
+    return open_listing(name, listing, root, size=size, broken=broken, train=train, test=test)
+
+
+def open_listing(
+    name: str, listing: Listing, root: Path, *, size: int, broken: Broken, train: int | None, test: int | None
+) -> ImageTask:
+    """The images of a list of files, cut to their middle square and resized."""
     images = FolderImages(listing, size, examine(list(map(listing.path, range(len(listing.items)))), root))
     problems = {listing.items[index].name: reason for index, reason in images.examined.problems.items()}
     notes = (

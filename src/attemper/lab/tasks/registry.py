@@ -1,12 +1,14 @@
 """From the text that names a task to the task, and to its files."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from attemper.errors import ParameterError, suggestion
-from attemper.lab.call_syntax import check_options, parse_call, render_call
+from attemper.lab.call_syntax import check_options, is_own, parse_call, render_call
 from attemper.lab.entry_points import added, find_added
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import cifar
@@ -15,18 +17,22 @@ from attemper.lab.tasks.actions.planted import open_planted
 from attemper.lab.tasks.audio.listing import SOUNDS
 from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
 from attemper.lab.tasks.audio.tones import open_tones
-from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.base import ImageTask, Task
+from attemper.lab.tasks.csv_listing import open_csv
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
 from attemper.lab.tasks.idx import open_idx
 from attemper.lab.tasks.image_files import IMAGES
 from attemper.lab.tasks.listing import describe, list_folder
 from attemper.lab.tasks.noise import open_noise
+from attemper.lab.tasks.normalising import read_normalisation
 from attemper.lab.tasks.notifications import collecting
 from attemper.lab.tasks.numerals import open_numerals
+from attemper.lab.tasks.own.opening import open_own
 from attemper.lab.tasks.sequences import open_sequences
 from attemper.lab.tasks.source import found_under
 from attemper.lab.tasks.streaming.hf import open_hf
+from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.tasks.streaming.wds import open_wds
 from attemper.lab.tasks.timm_data import open_timm
 from attemper.lab.tasks.translation import open_translation
@@ -35,6 +41,7 @@ ROOT_VARIABLE = "ATTEMPER_DATA"
 GROUP = "attemper.tasks"
 """The entry point of other packages' tasks: functions of the task's name, the text behind its colon, and the root."""
 
+OWN = "MODULE:FUNCTION"
 TASKS = {
     "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
@@ -48,6 +55,8 @@ TASKS = {
     "sequences:PATH": "windows of measurements with one class each, such as of an accelerometer: .npz or .npy files",
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
+    OWN: "what a function of your own returns, in an installed module or one of the current directory",
+    "csv:FILE": "images whose names and classes a CSV lists",
     "noise": "random images in any number and size, by which plans are measured; no files needed",
     "timm:NAME": "what timm.data.create_dataset opens, such as timm:hfds/cifar10 or timm:torch/svhn",
     "wds:PATH": "WebDataset's tar files of any number: a folder, or a pattern such as imagenet/train-{0000..1023}.tar",
@@ -58,6 +67,7 @@ TASKS = {
 
 FILES: dict[str, Callable[..., Task]] = {
     "folder": open_folder,
+    "csv": open_csv,
     "idx": open_idx,
     "audio": open_audio,
     "esc50": open_esc50,
@@ -94,9 +104,33 @@ def open_task(text: str, root: Path | None = None) -> Task:
     [1006, 431]
     """
     name, options = parse_call(text)
-    opener = _opener(name, render_call(name, options), data_root(root))
-    check_options(text, opener, options)
-    return opener(**options)
+    label, normalise = render_call(name, options), options.pop("normalise", None)
+    if _is_own(name):
+        task = open_own(label, name, options, functools.partial(open_task, root=root))
+    else:
+        opener = _opener(name, label, data_root(root))
+        check_options(text, opener, options)
+        task = opener(**options)
+    return task if normalise is None else normalised(task, label, normalise)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name is 'module:function', and not a kind of task with something behind its colon."""
+    kind = name.partition(":")[0]
+    taken = [*(known.partition(":")[0] for known in TASKS if known != OWN), *(added(GROUP))]
+    return is_own(name) and kind not in taken
+
+
+def normalised(task: Task, label: str, given: Any) -> Task:
+    """The task with other numbers taken out of its channels than it would."""
+    if not isinstance(task, ImageTask | StreamTask):
+        raise ParameterError(f"'{label}' has no images in bytes that could be normalised; leave normalise out.")
+    found = read_normalisation(given, task.shape.channels)
+    if isinstance(task, ImageTask):
+        return dataclasses.replace(task, normalise=found)
+    if found is None:
+        raise ParameterError(f"'{label}' is not looked through before training: normalise cannot be 'data' there.")
+    return dataclasses.replace(task, normalise=found)
 
 
 def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
@@ -146,6 +180,7 @@ def verify(text: str, root: Path | None = None) -> list[str]:
 def preview(text: str, root: Path | None = None) -> list[str]:
     """What the names of a task's files say: classes, how many files each has, groups. No file is opened."""
     name, options = parse_call(text)
+    options.pop("normalise", None)
     kind, _, path = name.partition(":")
     if kind not in LISTED or not path:
         raise ParameterError(f"'{text}' cannot be previewed; {' and '.join(f'{each}:PATH' for each in LISTED)} can.")

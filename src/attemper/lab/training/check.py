@@ -6,6 +6,7 @@ import torch
 
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.notifications import note
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.randomness import preserved_random_state
 from attemper.lab.training.spec import RunSpec
@@ -21,7 +22,9 @@ def check_run(spec: RunSpec, task: Task) -> None:
     plain = dataclasses.replace(spec.budget, compile=False, precision="float32")  # neither says what fits
     with preserved_random_state():
         learner = Learner(dataclasses.replace(spec, budget=plain), task, torch.device("cpu"))
-        learner.model.train()
+        if learner.start is not None:
+            note(str(learner.start))
+        learner.to_training()
         learner.tempered.progress(0.0, spec.budget.epochs)
         inputs, targets = task.shape.example(2)
         try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.notifications import progress
 from attemper.lab.training.data import RunData
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner
@@ -22,6 +23,12 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 WARM_UP = 3
 BOOTSTRAPS = 2000
+LEAST_ROUNDS = 5
+PATIENCE = 60.0
+"""Seconds that may be spent on rounds; where steps are slow, fewer are made, since such steps vary less."""
+
+
+TOLD = "measuring what a step costs"
 
 
 class Cost(TypedDict):
@@ -51,17 +58,29 @@ def step_costs(
 
     All are built in one process. In every round each of them makes one step, one after the other, so that whatever else
     the machine does falls on all alike.
+
+    rounds: at most so many; fewer where a step takes long.
     """
     where = choose_device(device)
     names = list(dict.fromkeys(["none", *recipes]))
     with preserved_random_state():
         spec = RunSpec(task=task.name, model=model, recipe="none", seed=0, budget=budget)
         data = RunData(spec, task, where)
-        steppers = {name: Stepper(dataclasses.replace(spec, recipe=name), data, where) for name in names}
-        times = {name: np.empty(rounds) for name in names}
+        total = len(names) * (1 + rounds)
+        steppers = {}
+        for done, name in enumerate(names):
+            progress(TOLD, done, total)
+            steppers[name] = Stepper(dataclasses.replace(spec, recipe=name), data, where)
+        times: dict[str, Any] = {name: [] for name in names}
+        begun = time.perf_counter()
         for round_ in range(rounds):
+            progress(TOLD, len(names) * (1 + round_), total)
             for name in names:
-                times[name][round_] = steppers[name].time()
+                times[name].append(steppers[name].time())
+            if round_ + 1 >= LEAST_ROUNDS and time.perf_counter() - begun > PATIENCE:
+                break
+        progress(TOLD, total, total)
+    times = {name: np.array(each) for name, each in times.items()}
     return {name: summarise(times[name], times["none"], steppers[name].peak_memory) for name in names}
 
 
@@ -74,7 +93,7 @@ class Stepper:
         held = self._allocated()
         seed_everything(spec.seed)
         learner = Learner(at_full_rate(spec), data.task, device)
-        learner.model.train()
+        learner.to_training()
         self.learn = fastest(learner, data)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -52,7 +52,7 @@ def count_flops(spec: RunSpec, task: Task, batch_size: int, accumulate: int = 1)
 
 
 def _counted(spec: RunSpec, task: Task, batch_size: int, accumulate: int) -> Flops:
-    model = build_model(spec.model, task.shape)
+    model = build_model(spec.model, task.shape, trained=False)
     tempered = attemper.apply(model, at_full_rate(spec).recipe)
     if spec.budget.teacher is not None:
         prepare_student(model)

@@ -1,17 +1,17 @@
 """A tempered model with everything that changes it: optimiser, moving average, and the step that joins them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.lab.models.registry import build_model
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.seed_streams import derive, drawing_from
 from attemper.lab.training.distillation import answer, distillation_loss, prepare_student
+from attemper.lab.training.initial import frozen_norms, initial_model, parameter_scales
 from attemper.lab.training.meter import Meter
 from attemper.lab.training.parallel import Objective, connect, copy_of, shard, synchronised, without_sync
 from attemper.lab.training.ranks import ALONE, Ranks
@@ -45,7 +45,9 @@ class Learner:
         self.ranks = ranks
         self.share = share
         with drawing_from(derive(spec.seed, "weights")):
-            self.model = synchronised(build_model(spec.model, task.shape), ranks, device)
+            model, self.start = initial_model(spec, task.shape)
+            scales = parameter_scales(model, spec.budget.layer_decay)
+            self.model = synchronised(model, ranks, device)
             self.tempered = attemper.apply(self.model, spec.recipe)
         self.tempered.batch_share = share
         if ranks.alone:  # whoever else is there sees nothing of this model's batches
@@ -53,7 +55,7 @@ class Learner:
         self.model.to(device)
         if ranks.sharded:
             shard(self.model, ranks, device)
-        self.optimizer = make_optimizer(self.model, self.budget, device, graphs=ranks.alone)
+        self.optimizer = make_optimizer(self.model, self.budget, device, graphs=ranks.alone, scales=scales)
         self.network = self.compiled(self.model)
         self.objective = connect(Objective(self.network, self.loss), ranks, device)
         self.average = Average(self.model, self.budget.ema) if self.budget.ema is not None else None
@@ -165,11 +167,18 @@ class Learner:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.budget.precision == "bfloat16")
 
     def set_lr(self, rate: float) -> None:
+        """Give every group of parameters the rate of this step, times its own scale."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):  # in place: a CUDA graph has it by its address
-                group["lr"].fill_(rate)
+                group["lr"].fill_(rate * group["scale"])
             else:
-                group["lr"] = rate
+                group["lr"] = rate * group["scale"]
+
+    def to_training(self) -> None:
+        """Training mode; what is frozen keeps its running statistics."""
+        self.model.train()
+        for norm in frozen_norms(self.model):
+            norm.eval()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -180,7 +189,7 @@ class Learner:
             with swapped, torch.no_grad(), self.autocast():
                 yield self.model
         finally:
-            self.model.train()
+            self.to_training()
 
     def sync_statistics(self) -> None:
         """Give every rank the running statistics of the main one; parameters are equal without that."""
@@ -210,23 +219,33 @@ class Learner:
 
 
 def make_optimizer(
-    model: nn.Module, budget: Budget, device: torch.device, *, graphs: bool = True
+    model: nn.Module,
+    budget: Budget,
+    device: torch.device,
+    *,
+    graphs: bool = True,
+    scales: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """Adam with L2 or AdamW, in one fused kernel.
 
     graphs: whether a CUDA graph may hold its steps; on a GPU the rate then is a tensor, which a graph can read.
+    scales: what the learning rate of parameters is multiplied with, by their names; those that are left out: by 1.
     """
     kind: Callable[..., torch.optim.Optimizer] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
         budget.optimizer
     ]
     captured = graphs and device.type == "cuda"
-    rate = torch.tensor(budget.lr, device=device) if captured else budget.lr
-    groups = parameter_groups(model, budget.decay)
-    return kind(groups, lr=rate, weight_decay=budget.weight_decay, fused=True, capturable=captured)
+    groups = parameter_groups(model, budget.decay, scales or {})
+    for group in groups:
+        rate = budget.lr * group["scale"]
+        group["lr"] = torch.tensor(rate, device=device) if captured else rate
+    return kind(groups, lr=budget.lr, weight_decay=budget.weight_decay, fused=True, capturable=captured)
 
 
-def parameter_groups(model: nn.Module, decay: Literal["all", "matrices"]) -> list[dict[str, Any]]:
-    """The trained parameters, those that weight decay leaves alone in a group of their own: learnt rates always.
+def parameter_groups(
+    model: nn.Module, decay: Literal["all", "matrices"], scales: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The trained parameters in groups of equal learning rate, weight decay or none: learnt rates always have none.
 
     decay: "matrices" leaves out whatever has one dimension, which are biases, norms and scales, and what the model
         itself names: timm's models have a `no_weight_decay()`, with class token and positions in it.
@@ -236,11 +255,14 @@ def parameter_groups(model: nn.Module, decay: Literal["all", "matrices"]) -> lis
     if decay == "matrices":
         named = set(cast(Any, model).no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
         alone |= {name for name, p in trained.items() if p.ndim <= 1 or name in named}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in trained.items() if name not in alone]},
-        {"params": [p for name, p in trained.items() if name in alone], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[tuple[bool, float], dict[str, Any]] = {}
+    for undecayed in (False, True):
+        for name, p in trained.items():
+            if (name in alone) == undecayed:
+                scale = scales.get(name, 1.0)
+                made = {"params": [], "scale": scale} | ({"weight_decay": 0.0} if undecayed else {})
+                groups.setdefault((undecayed, scale), made)["params"].append(p)
+    return list(groups.values())
 
 
 class Average:

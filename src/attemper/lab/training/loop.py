@@ -16,6 +16,7 @@ from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
 from attemper.lab.training.devices import usable_device
 from attemper.lab.training.graph import Step, fastest
+from attemper.lab.training.hashes import with_hashes
 from attemper.lab.training.interruptions import Interruptions
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.leaving import Leave
@@ -30,7 +31,6 @@ from attemper.lab.training.schedule import learning_rate
 from attemper.lab.training.seed_log import SeedLog
 from attemper.lab.training.shards import refuse_sharded
 from attemper.lab.training.spec import RunSpec
-from attemper.lab.training.teacher import with_teacher_hash
 from attemper.lab.training.validation import evaluate, finite
 from attemper.lab.training.versions import versions_here
 from attemper.probes.recording import IMAGES, Recorder
@@ -89,7 +89,7 @@ def run(
     """
     ranks = current()
     with preserved_random_state():
-        spec = with_teacher_hash(spec, task)
+        spec = with_hashes(spec, task)
         if folder is not None:
             spec = ranks.from_main(lambda: take_folder(folder, spec, task.fingerprint, accept_versions=accept_versions))
         chosen = choose_device(device, ranks)
@@ -173,7 +173,7 @@ class Run:
         """Everything that is left to do."""
         self.resume()
         self.epoch = self.state.epoch
-        self.learner.model.train()
+        self.learner.to_training()
         learn = fastest(self.learner, self.data, self.warn)
         for epoch in range(self.state.epoch + 1, self.budget.epochs + 1):
             if self.state.over:

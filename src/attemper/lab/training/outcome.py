@@ -46,6 +46,7 @@ def result_of(run: Run) -> dict[str, Any]:
         "validation": validation,
         "test": test,
         **({} if details is None else {"test_details": details}),
+        **({} if learner.start is None else {"start": learner.start.to_dict()}),
         "curve": state.curve,
         "probes": state.probes,
         "rates": final_rates(learner.tempered, run.budget, state.curve),

@@ -9,7 +9,7 @@ from typing import Any
 from attemper.errors import AttemperError, MissingFileError, UnreadableError
 from attemper.files import WEIGHTS, atomic_write, read_bytes, read_json, read_notes
 from attemper.lab.errors import OtherRunError, StorageError, VersionsError
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.spec import PLACES, RunSpec
 from attemper.lab.training.versions import Versions, listed, versions_here, versions_of
 
 RUN, RESULT, STUDY = "run.json", "result.json", "plan.yaml"
@@ -104,7 +104,8 @@ def _flat(owner: Owner) -> dict[str, Any]:
     whole = owner.spec.to_dict()
     budget: dict[str, Any] = whole.pop("budget")
     whole.pop("versions", None)
-    budget.pop("teacher_weights", None)  # where the file lies is not part of a run
+    for place in PLACES:
+        budget.pop(place, None)
     return whole | budget | {"the data's fingerprint": owner.fingerprint}
 
 

@@ -9,7 +9,8 @@ import math
 from typing import Any, Literal
 
 from attemper.errors import ParameterError, quoted, shown, suggestion
-from attemper.lab.call_syntax import parse_call, render_call
+from attemper.lab.call_syntax import is_own, parse_call, render_call
+from attemper.lab.models.naming import is_pretrained
 from attemper.lab.training.versions import BEFORE, Versions, versions_here
 
 FORMAT = 1
@@ -28,8 +29,18 @@ LATER = (
     "distillation_alpha",
     "temperature",
     "last_epochs_without",
+    "init",
+    "init_hash",
+    "keep_head",
+    "layer_decay",
+    "freeze",
+    "code_hash",
 )
 """Fields of a budget that were not there from the beginning."""
+HASHES = ("teacher_hash", "init_hash", "code_hash")
+"""Fields of a budget that are filled in when a run begins."""
+PLACES = ("teacher_weights", "init")
+"""Fields of a budget that say where a file lies, which is no part of a run: the hashes say what is in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +97,18 @@ class Budget:
     """What soft distillation divides logits by."""
     last_epochs_without: int = 0
     """Epochs at the end in which every rate is 0, so that a model trains as it will be tested."""
+    init: str | None = None
+    """Weights to start from: a .safetensors or .pt file, or the folder of a finished run; none: as the model says."""
+    init_hash: str | None = None
+    """Of the weights that training starts from; filled in when a run begins. Given, other weights are refused."""
+    keep_head: bool = False
+    """Start from the last layer of those weights too, where it has as many classes; otherwise it is made anew."""
+    layer_decay: float = 1.0
+    """The learning rate of a block is that of the block behind it times this; 1: all layers learn alike."""
+    freeze: Literal["none", "stem", "backbone"] = "none"
+    """What is not trained; stem: all before the first block; backbone: all but the last layer."""
+    code_hash: str | None = None
+    """Of the source of a model of one's own; filled in when a run begins. Given, other source is refused."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -110,6 +133,8 @@ class Budget:
         self._check("distillation_alpha", 0 <= self.distillation_alpha <= 1, "from 0 to 1")
         self._check("temperature", self.temperature > 0, "above 0")
         self._check("last_epochs_without", 0 <= self.last_epochs_without < self.epochs, "from 0 to below the epochs")
+        self._check("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1")
+        self._check("freeze", self.freeze in ("none", "stem", "backbone"), "'none', 'stem' or 'backbone'")
         if self.batch_size % self.repeats:
             raise ParameterError(
                 f"batch_size is {self.batch_size}, and every image is in a batch {self.repeats} times (repeats); it "
@@ -217,16 +242,28 @@ class RunSpec:
     def key(self, fingerprint: str) -> str:
         """The run's name on disk: a hash of everything that its result depends on, data and versions included.
 
-        A teacher counts by its weights, wherever their file lies.
+        Weights of a teacher, or to start from, count by what they are, wherever their file lies.
         """
-        if self.budget.teacher is not None and self.budget.teacher_hash is None:
+        if lacking := lacks_hashes(self.budget, self.model):
+            what = {"teacher_hash": "the teacher's weights are", "init_hash": "the weights to start from are"}
             raise ParameterError(
-                f"A run that learns from '{self.budget.teacher}' has no key before the teacher's weights are known; "
-                "attemper.lab.training.teacher.with_teacher_hash(spec, task) looks at them."
+                f"A run of '{self.model}' has no key before {what.get(lacking, 'the source of its model is')} known; "
+                "attemper.lab.training.hashes.with_hashes(spec, task) looks at it."
             )
         whole = {"format": FORMAT, "data": fingerprint, **self.to_dict()}
-        whole["budget"].pop("teacher_weights", None)
+        for place in PLACES:
+            whole["budget"].pop(place, None)
         return hashlib.sha256(canonical(whole).encode()).hexdigest()[:20]
+
+
+def lacks_hashes(budget: Budget, model: str) -> str | None:
+    """The first hash that a run's key depends on and that is not known yet."""
+    needed = {
+        "teacher_hash": budget.teacher is not None,
+        "init_hash": budget.init is not None or is_pretrained(model),
+        "code_hash": is_own(model),
+    }
+    return next((name for name in HASHES if needed[name] and getattr(budget, name) is None), None)
 
 
 def _check_run(given: Any) -> None:

@@ -13,18 +13,13 @@ from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.models.libraries import from_timm
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
-from attemper.lab.tasks.base import InputShape, Shape, Task
+from attemper.lab.tasks.base import InputShape, Shape
 from attemper.lab.tasks.seed_streams import drawing_from
-from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.training.spec import Budget
 from attemper.tempering.outputs import logits_of
 
 DIGITS = 20
 """Of a hash."""
-
-
-def with_teacher_hash(spec: RunSpec, task: Task) -> RunSpec:
-    """The run with the hash of its teacher's weights, on which its key depends; without a teacher, the run itself."""
-    return dataclasses.replace(spec, budget=budget_with_teacher_hash(spec.budget, task.shape))
 
 
 def budget_with_teacher_hash(budget: Budget, shape: Shape) -> Budget:
@@ -65,6 +60,10 @@ def _open(text: str, weights: str | None, shape: Shape) -> tuple[nn.Module, str]
         if weights is None:
             teacher, recipe = _from_library(text, shape), "none"
         else:
+            if "pretrained" in parse_call(text)[1]:
+                raise ParameterError(
+                    f"teacher is '{text}', and '{weights}' are weights as well: leave out one of them."
+                )
             given, trained, recipe = _read(weights)
             if trained not in (None, text):  # weights can fit where heads, say, are divided in another way
                 raise ParameterError(f"teacher is '{text}', and '{weights}' says that it holds a '{trained}'.")

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 
-import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
@@ -11,9 +10,10 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.classification import Classification
 from attemper.lab.tasks.fingerprint import of_parts
+from attemper.lab.tasks.normalising import NORMALISATIONS, Normalisation
 from attemper.lab.tasks.split import FIXED
 from attemper.lab.tasks.streaming.order import Selection
-from attemper.lab.tasks.streaming.pixels import DEVIATION, MEAN, Preparation
+from attemper.lab.tasks.streaming.pixels import Preparation
 from attemper.lab.tasks.streaming.source import Store, StreamSource
 
 
@@ -41,6 +41,7 @@ class StreamTask(Classification):
     held_out: StreamSource
     classes: tuple[str, ...]
     primary: str = "accuracy"
+    normalise: Normalisation = NORMALISATIONS["imagenet"]
 
     def split(self, seed: int, validation: float) -> tuple[StreamSource, StreamSource]:
         """Training and validation part, a function of the seed; see `Selection.divide`."""
@@ -57,9 +58,8 @@ class StreamTask(Classification):
         return self.held_out
 
     def to_input(self, stored: Tensor) -> Tensor:
-        """uint8 (B, 3, H, W) → float32, with ImageNet's mean and deviation taken out."""
-        mean, deviation = (255 * torch.tensor(each, device=stored.device)[:, None, None] for each in (MEAN, DEVIATION))
-        return (stored.float() - mean) / deviation
+        """uint8 (B, 3, H, W) → float32, with ImageNet's mean and deviation taken out unless others are asked for."""
+        return self.normalise(stored)
 
 
 def open_parts(
