@@ -193,7 +193,7 @@ class DirectAttention(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None:
             return (None,) * 11
         if not is_plain(dout) or torch.is_grad_enabled():  # which says that there are no second gradients

@@ -169,7 +169,7 @@ class DirectPenalisedAttention(torch.autograd.Function):
         return output[0], output[3]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dsquares: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dsquares: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gradients(ctx, dout, None, None, dsquares)
 
 

@@ -42,7 +42,14 @@ def drop_table(stream: Stream, limit: int | Tensor, keys: int) -> Tensor:
     limit: `stream.threshold(p)`, or a 0-dim int32 tensor of it.
     """
     given = isinstance(limit, Tensor)
-    start = (stream.seed, limit if given else None, 0 if given else limit, keys, stream.site, stream.path)
+    start: tuple[Any, ...] = (
+        stream.seed,
+        limit if given else None,
+        0 if given else limit,
+        keys,
+        stream.site,
+        stream.path,
+    )
     draw = _drop_table if is_plain(stream.seed) else torch.ops.attemper.drop_table
     table: Tensor = draw(*start, *stream.at[:4])
     return table

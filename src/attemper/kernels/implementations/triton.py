@@ -14,10 +14,11 @@ from torch import Tensor
 from attemper.kernels.attention.arguments import in_autocasts_dtype, prepared, refuse_tensors
 from attemper.kernels.attention.document_operators import document_attention, document_tables
 from attemper.kernels.attention.log_sum_exps import attention_and_lse as fused_attention_and_lse
-from attemper.kernels.attention.operators import fused_attention, transformed
+from attemper.kernels.attention.operators import fused_attention
 from attemper.kernels.attention.packed import either
 from attemper.kernels.attention.penalised import with_squares
 from attemper.kernels.common.devices import refuse_device
+from attemper.kernels.common.eager import transformed
 from attemper.kernels.penalties.logits import widest
 from attemper.ops.call import Call
 from attemper.ops.documents import Documents
