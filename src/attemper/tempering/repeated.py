@@ -25,6 +25,7 @@ from attemper.ops.stream import NOWHERE, Source
 from attemper.tempering.axes import SOFTMAX
 from attemper.tempering.draws import note, source
 from attemper.tempering.offsets import AttentionShape, attention_offsets
+from attemper.tempering.products import PRODUCTS
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 SDPA = torch._C._nn.scaled_dot_product_attention
 MOST = 256
 """Calls that are remembered for one module. Where lengths change with every batch, they would become ever more."""
+
+
+UNUSUAL = frozenset((*SOFTMAX, F.multi_head_attention_forward))
+UNUSUAL_FOR_KEYS = UNUSUAL | frozenset(PRODUCTS)
+"""The same where methods change keys: in attention that is written out they follow the product with the queries."""
 
 
 class Decision(NamedTuple):
@@ -76,6 +82,8 @@ class RepeatedAttention(TorchFunctionMode):
         self.action, self.module, self.full_class = action, module, full
         self.training = module.training
         self.on = action.control.on(module.training)
+        self.unusual = UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in action.active) else UNUSUAL
+        """What the full interceptor has to see."""
         self.packing: Tensor | None = None
         """The weight that gives Q, K and V together."""
         if action.packs and action.projections is not None and action.projections.q is not None:
@@ -92,7 +100,7 @@ class RepeatedAttention(TorchFunctionMode):
             if func is F.linear and self.packing is not None and len(args) > 1 and args[1] is self.packing:
                 self.packed = func(*args, **(kwargs or {}))
                 return self.packed
-            if func not in SOFTMAX and func is not F.multi_head_attention_forward:
+            if func not in self.unusual:
                 return func(*args, **(kwargs or {}))
         return self.hand_over().__torch_function__(func, types, args, kwargs)
 
