@@ -224,6 +224,7 @@ def test_a_comparison_of_ones_own_shows_table_verdict_page_and_best_recipe(tmp_p
     assert "dropkey(0.2)" in shown
     assert "none" in str(found)
     assert "Comparison of 2 recipes" in repr(found)
+    assert found.summary["title"] == "data · test_own_models:Mean"
 
 
 def test_run_again_it_trains_nothing_and_a_longer_one_trains_what_is_new(
@@ -236,6 +237,7 @@ def test_run_again_it_trains_nothing_and_a_longer_one_trains_what_is_new(
     assert len(trained) == 4
     again = quickly(Mean, tmp_path / "study")
     assert len(trained) == 4
+    assert main(["report", str(tmp_path / "study")]) == 0, "without the program that has made it"
     assert first.table == again.table
     quickly(Mean, tmp_path / "study", seeds=3)
     assert len(trained) == len(set(trained)) == 6
