@@ -298,6 +298,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path:
         ({"workers": 2}, "workers is 2, and '.*' is known in this process alone"),
         ({"epohcs": 2}, "A budget has no 'epohcs'. Did you mean 'epochs'"),
         ({"metric": "acc"}, "There is no metric 'acc'"),
+        ({"data": (torch.rand(40, 3, 8, 8), data()[1][:40]), "evaluate": ["calibration"]}, "need images in bytes"),
         ({"data": [1, 2]}, "A sample of 'train' is a int; it must be a pair"),
         ({"data": iter([])}, "is a list_iterator. It can only be gone through from its beginning"),
         ({"data": "digits", "metric": "auroc"}, "metric goes with data that is handed over, and data is 'digits'"),
