@@ -224,6 +224,7 @@ def test_a_comparison_of_ones_own_shows_table_verdict_page_and_best_recipe(tmp_p
     assert "dropkey(0.2)" in shown
     assert "none" in str(found)
     assert "Comparison of 2 recipes" in repr(found)
+    assert found.summary["title"] == "data · test_own_models:Mean"
 
 
 def test_run_again_it_trains_nothing_and_a_longer_one_trains_what_is_new(
@@ -236,6 +237,7 @@ def test_run_again_it_trains_nothing_and_a_longer_one_trains_what_is_new(
     assert len(trained) == 4
     again = quickly(Mean, tmp_path / "study")
     assert len(trained) == 4
+    assert main(["report", str(tmp_path / "study")]) == 0, "without the program that has made it"
     assert first.table == again.table
     quickly(Mean, tmp_path / "study", seeds=3)
     assert len(trained) == len(set(trained)) == 6
@@ -296,6 +298,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path:
         ({"workers": 2}, "workers is 2, and '.*' is known in this process alone"),
         ({"epohcs": 2}, "A budget has no 'epohcs'. Did you mean 'epochs'"),
         ({"metric": "acc"}, "There is no metric 'acc'"),
+        ({"data": (torch.rand(40, 3, 8, 8), data()[1][:40]), "evaluate": ["calibration"]}, "need images in bytes"),
         ({"data": [1, 2]}, "A sample of 'train' is a int; it must be a pair"),
         ({"data": iter([])}, "is a list_iterator. It can only be gone through from its beginning"),
         ({"data": "digits", "metric": "auroc"}, "metric goes with data that is handed over, and data is 'digits'"),

@@ -32,7 +32,13 @@ def unexpected(warning: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["none", "cb(cb_s) + explicit(v=5e-4, ff=5e-4)"])
 @pytest.mark.parametrize(
-    "budget", [{}, {"ema": 0.9, "clip": 1.0, "optimizer": "adamw"}, {"augment": "crop-flip+mixup"}]
+    "budget",
+    [
+        {},
+        {"ema": 0.9, "clip": 1.0, "optimizer": "adamw"},
+        {"augment": "crop-flip+mixup"},
+        {"layer_decay": 0.5, "freeze": "stem"},
+    ],
 )
 def test_captured_steps_are_the_steps_of_the_plain_loop(recipe: str, budget: dict[str, Any]) -> None:
     device = torch.device("cuda")

@@ -128,7 +128,8 @@ def compare(
     plan |= {} if recipes is None else {"recipes": _recipes(recipes)}
     plan |= {} if seeds is None else {"seeds": seeds if isinstance(seeds, int) else list(seeds)}
     plan |= {} if lr is None else {"lr": [lr] if isinstance(lr, int | float) else list(lr)}
-    plan |= {"title": title} if title else {}
+    names = " · ".join(plan[each].removeprefix(f"{GIVEN}:") for each in ("task", "model"))
+    plan |= {"title": title or names}
     plan |= {"evaluate": list(evaluate)} if evaluate else {}
     place = None if root is None else Path(root)
     view: View = make_view() if progress else SilentView()

@@ -92,6 +92,7 @@ class Train:
         from attemper.lab.evaluation.runs import check_suites, examine
         from attemper.lab.evaluation.suites import parse_suites
         from attemper.lab.folders import folder_errors
+        from attemper.lab.study.defaults import missed
         from attemper.lab.tasks.registry import open_task
         from attemper.lab.tracking.registry import check_trackers
         from attemper.lab.training.check import check_run
@@ -118,7 +119,7 @@ class Train:
         check_suites(spec, task)
         check_run(spec, task)
         spec = with_hashes(spec, task)
-        say(where, *(f"note: {note}" for note in schedule_notes(spec.budget)))
+        say(where, *(f"note: {note}" for note in (*schedule_notes(spec.budget), *missed(spec, self.data))))
         if self.folder is not None and ranks.main:
             spec = take_folder(self.folder, spec, task.fingerprint, accept_versions=self.accept_versions)
             with folder_errors(self.folder):

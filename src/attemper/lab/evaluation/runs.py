@@ -17,6 +17,7 @@ from attemper.lab.models.registry import build_model
 from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.base import InputShape, Task
 from attemper.lab.tasks.classification import Metrics
+from attemper.lab.tasks.own.task import OwnImages, OwnTask
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.data import RunData
@@ -37,6 +38,11 @@ def check_suites(spec: RunSpec, task: Task) -> None:
     parse_suites(spec.evaluate)
     if not isinstance(task.shape, InputShape):
         raise ParameterError(f"evaluate is {','.join(spec.evaluate)!r}; these suites need images, not '{task.name}'.")
+    if isinstance(task, OwnTask) and not isinstance(task, OwnImages):
+        raise ParameterError(
+            f"evaluate is {','.join(spec.evaluate)!r}; these suites need images in bytes, and '{task.name}' has "
+            "numbers, whose range they do not know. Give uint8 images."
+        )
 
 
 def examine(

@@ -16,7 +16,7 @@ from attemper.lab.tasks.base import ImageTask, InputShape, SequenceShape, Task
 from attemper.lab.tasks.normalising import NORMALISATIONS, name_of
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.streaming.task import StreamTask
-from attemper.lab.training.spec import Budget
+from attemper.lab.training.spec import Budget, RunSpec
 
 WARM_UP = 5
 """The warm-up is at most the epochs divided by it."""
@@ -50,13 +50,13 @@ def completed(given: Mapping[str, Any], root: Path | None = None) -> Plan:
     return replace(plan, notes=(*notes, *plan.notes))
 
 
-def missed(plan: Plan, root: Path | None = None) -> tuple[str, ...]:
-    """What a whole plan of fine-tuning does otherwise than the model was trained, in sentences; it stays as it is."""
+def missed(plan: Plan | RunSpec, root: Path | None = None) -> tuple[str, ...]:
+    """What a plan or run that fine-tunes does otherwise than the model was trained, in sentences; it stays as it is."""
     if not (is_pretrained(plan.model) or plan.budget.init is not None):
         return ()
     text, added = _task_text(plan.task, Wishes.of(plan.model, plan.budget.init), True, root)
     return (
-        (f"the model was trained on other images than the plan's: write 'task: {text}' to have the same",)
+        (f"the model was trained on other images than these: with the task '{text}' they are the same",)
         if added
         else ()
     )
