@@ -52,6 +52,10 @@ def entry(at: int, name: str, *, seeds: int, epochs: int, rng: random.Random) ->
     deviation = math.sqrt(sum((t - mean) ** 2 for t in test) / (seeds - 1)) if seeds > 1 else None
     shift = mean - 0.84
     difference = {"mean": shift, "low": shift - 0.008, "high": shift + 0.008, "p": 0.02, "adjusted": 0.04 + 0.03 * at}
+    difference |= {"alone": [shift - 0.005, shift + 0.005], "level": 0.05 / 7, "spread": 0.004, "seeds": seeds}
+    answer = ("better", "worse", "equivalent", "undecided")[at % 4]
+    more = 7 if answer == "undecided" else None
+    decision = {"answer": answer, "real": at % 3 == 0, "better": 0.97, "within": 0.2, "smallest": 0.011, "more": more}
     recipe = "explicit(v=0.0005, ff=0.0005)" if name.startswith("explicit") else name
     grid = [
         {"recipe": recipe, "lr": lr, "validation": mean - 0.01 * step, "runs": seeds, "chosen": step == 0}
@@ -74,6 +78,8 @@ def entry(at: int, name: str, *, seeds: int, epochs: int, rng: random.Random) ->
         "mean": mean,
         "deviation": deviation,
         "difference": None if name == "none" or seeds < 2 else difference,
+        "decision": None if name == "none" or seeds < 2 else decision,
+        "sample": {"items": 10_000, "error": 0.004, "difference": None if name == "none" else 0.002},
         "rank": {"mean": at + 1.5, "low": at + 1.0, "high": at + 3.0},
         "diverged": 0,
         "missing": 0,
@@ -111,6 +117,7 @@ def summary(recipes: int = 8, *, seeds: int = 5, epochs: int = 30, **changes: An
         "command": "attemper compare plan.yaml --folder studies/cifar10",
         "complete": True,
         "confidence": 0.95,
+        "margin": {"value": 0.005, "given": False},
         "recipes": [entry(at, name, seeds=seeds, epochs=epochs, rng=rng) for at, name in enumerate(names)],
         **changes,
     }
@@ -154,6 +161,7 @@ def equal() -> dict[str, Any]:
         recipe.update(test=[0.5] * 5, train=[0.5] * 5, mean=0.5, deviation=0.0)
         if recipe["difference"]:
             recipe["difference"] = {"mean": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "adjusted": 1.0}
+            recipe["decision"] = {"answer": "equivalent", "real": False, "better": None, "smallest": None, "more": None}
         recipe["cost"].update(ratio=1.0, low=1.0, high=1.0)
         for curve in recipe["curves"]:
             for at in curve:
@@ -190,7 +198,9 @@ def with_classes(classes: int = 10) -> dict[str, Any]:
 
 def poisoned() -> dict[str, Any]:
     given = published_beside(summary(4))
-    given.update(title=EVIL, verdict=EVIL, command=EVIL, versions={EVIL: EVIL}, metric="accuracy")
+    given.update(
+        title=EVIL, verdict=EVIL, command=EVIL, cautions=[EVIL], reading=EVIL, versions={EVIL: EVIL}, metric="accuracy"
+    )
     given["plan"].update(task=EVIL, model=EVIL, budget={EVIL: EVIL})
     for recipe in given["recipes"][1:]:
         recipe.update(name=recipe["name"] + EVIL, recipe=EVIL)

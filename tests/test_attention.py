@@ -163,7 +163,12 @@ def test_dropkey_with_grouped_heads_draws_for_every_query_head():
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
 
-METHODS = [DropKey(0.4), DropKey(0.4, share="heads"), DropAttention(0.4, rescale="inverted"), DropAttention(0.4)]
+METHODS = [
+    DropKey(0.4),
+    DropKey(0.4, share="heads"),
+    DropAttention(0.4, rescale="inverted"),
+    DropAttention(0.4, rescale="normalize"),
+]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -179,7 +184,7 @@ def test_gradients_are_exact(method):
 
 def test_rate_zero_is_no_method_at_all():
     q, k, v = qkv()
-    for method in (DropKey(0.0), DropAttention(0.0), DropAttention(0.0, rescale="inverted")):
+    for method in (DropKey(0.0), DropAttention(0.0, rescale="normalize"), DropAttention(0.0, rescale="inverted")):
         out = attention(q, k, v, methods=method, seed=0)
         torch.testing.assert_close(out, attention(q, k, v, impl="reference"), atol=0, rtol=0)
 
@@ -227,8 +232,12 @@ def small_calls(draw):
     p = draw(st.one_of(st.floats(0, 0.99), st.just(0.99)))
     dtype = draw(st.sampled_from(DTYPES))
     shared = draw(st.sampled_from(["none", "queries", "heads"]))
-    methods = [DropKey(p, share=shared), DropAttention(p), DropAttention(p, detach=True)]
-    methods.append(DropAttention(p, unit="column", w=draw(st.integers(1, keys))))
+    methods = [
+        DropKey(p, share=shared),
+        DropAttention(p, rescale="normalize"),
+        DropAttention(p, detach=True, rescale="normalize"),
+    ]
+    methods.append(DropAttention(p, unit="column", w=draw(st.integers(1, keys)), rescale="normalize"))
     lengths = draw(st.lists(st.integers(1, keys), min_size=2, max_size=2))
     kind = draw(st.sampled_from(["none", "boolean", "-inf", "minimum", "-100"]))
     real, mask = padding(kind, lengths, keys, dtype)
@@ -267,7 +276,9 @@ def test_masked_keys_have_no_influence(call):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["boolean", "float"])
-@pytest.mark.parametrize("methods", [[], [DropKey(0.5)], [DropAttention(0.5, detach=True)]], ids=str)
+@pytest.mark.parametrize(
+    "methods", [[], [DropKey(0.5)], [DropAttention(0.5, detach=True, rescale="normalize")]], ids=str
+)
 def test_a_row_without_any_allowed_key_is_zero(methods, kind, dtype):
     mask = torch.tensor([[True, True], [False, False]])
     given = mask if kind == "boolean" else torch.zeros(2, 2, dtype=dtype).masked_fill(~mask, -torch.inf)

@@ -24,7 +24,7 @@ from test_attention import boolean_mask, qkv, randn
     [
         ({}, "sdpa", {}),
         ({"methods": [DropKey(0.1)]}, "reference", {"sdpa": "DropKey"}),
-        ({"methods": DropAttention(0.1)}, "reference", {"sdpa": "DropAttention"}),
+        ({"methods": DropAttention(0.1, rescale="normalize")}, "reference", {"sdpa": "DropAttention"}),
         ({"is_causal": True, "attn_mask": boolean_mask(7, 7)}, "reference", {"sdpa": "not both"}),
     ],
 )

@@ -25,7 +25,7 @@ RECIPES = [
     "dropkey(0.2, schedule=decreasing, share=queries)",
     "dropkey(0.2, structure=block, w=3, grid=[4, 4], prefix=1)",
     "dropattention(0.1, unit=column, w=2)",
-    "dropattention(0.1, detach=true)",
+    "dropattention(0.1, rescale=normalize, detach=true)",
     "hardmask(0.3, k=7, fill=neg_inf)",
     "hardmask(0.1, schedule=[0.1, 0.2, 0.3], k=0.25)",
     "blur(2.0, w=9)",
@@ -107,7 +107,7 @@ def test_pairs_that_make_no_sense_are_refused_with_the_reason(recipe, reason):
     [
         "explicit(v=1) + dropattention(0.1, rescale=inverted)",
         "explicit(v=1) + drophead(0.1)",
-        "explicit(av=1) + dropattention(0.1)",
+        "explicit(av=1) + dropattention(0.1, rescale=normalize)",
         "skipless + layerdrop(0.1)",
         "dropkey(0.1) + dropattention(0.1)",
         "explicit(v=1) + arora(v=1)",

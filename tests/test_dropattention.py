@@ -63,7 +63,7 @@ def normalized(weights, keep, detach=False):
 def test_defaults():
     assert dataclasses.asdict(DropAttention()) == {
         **{"p": 0.1, "schedule": "constant", "match": "max"},
-        **{"unit": "element", "w": 1, "rescale": "normalize", "detach": False},
+        **{"unit": "element", "w": 1, "rescale": "inverted", "detach": False},
         **{"until": None, "start": None, "ramp": None, "each": "block", "entropy": 0.01},
     }
 
@@ -73,21 +73,23 @@ def test_defaults():
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_normalize_is_dropkey_forward_and_backward(p):
-    assert_same(by_attention(DropAttention(p)), by_attention(DropKey(p)))
+    assert_same(by_attention(DropAttention(p, rescale="normalize")), by_attention(DropKey(p)))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_normalize_divides_by_the_sum_of_what_is_kept(p):
     keep = keep_mask(SEED, SHAPE, p)
     assert keep.any(-1).all()
-    assert_same(by_attention(DropAttention(p)), by_hand(lambda weights: normalized(weights, keep)))
-    assert_same(by_hand(lambda weights: dropattention(weights, keep, p)), by_attention(DropAttention(p)))
+    assert_same(by_attention(DropAttention(p, rescale="normalize")), by_hand(lambda weights: normalized(weights, keep)))
+    assert_same(
+        by_hand(lambda weights: dropattention(weights, keep, p)), by_attention(DropAttention(p, rescale="normalize"))
+    )
 
 
 @pytest.mark.parametrize("unit", ["element", "column"])
 def test_detach_changes_nothing_but_the_gradient_through_the_sum(unit):
-    attached = by_attention(DropAttention(0.4, unit=unit))
-    detached = by_attention(DropAttention(0.4, unit=unit, detach=True))
+    attached = by_attention(DropAttention(0.4, unit=unit, rescale="normalize"))
+    detached = by_attention(DropAttention(0.4, unit=unit, detach=True, rescale="normalize"))
     keep = keep_mask(SEED, SHAPE if unit == "element" else (2, 3, 1, 20), 0.4)
     assert_same(detached, by_hand(lambda weights: normalized(weights, keep, detach=True)))
     assert_same([detached[0], detached[3]], [attached[0], attached[3]])
@@ -131,7 +133,7 @@ def dropped_keys(method, keys, seeds=10):
 @pytest.mark.parametrize("p", [0.1, 0.6])
 @pytest.mark.parametrize("w", [1, 2, 3, 5])
 def test_runs_of_keys_start_with_rate_p_over_w(w, p):
-    dropped = dropped_keys(DropAttention(p, unit="column", w=w), 14)
+    dropped = dropped_keys(DropAttention(p, unit="column", w=w, rescale="normalize"), 14)
     for key in range(14):
         chance = 1 - (1 - p / w) ** min(w, key + 1)  # fewer runs can begin before the first keys
         error = math.sqrt(chance * (1 - chance) / len(dropped))
@@ -140,7 +142,7 @@ def test_runs_of_keys_start_with_rate_p_over_w(w, p):
 
 @pytest.mark.parametrize("w", [2, 3, 5])
 def test_runs_are_w_keys_long_unless_they_meet_or_reach_the_end(w):
-    keep = DropAttention(0.3, unit="column", w=w).keep((50, 10, 1, 16), Stream(torch.tensor(1)))
+    keep = DropAttention(0.3, unit="column", w=w, rescale="normalize").keep((50, 10, 1, 16), Stream(torch.tensor(1)))
     starts = ~keep_mask(1, (50, 10, 1, 16), 0.3 / w)
     expected = torch.zeros_like(starts)
     for start in range(16):
@@ -158,8 +160,8 @@ def test_runs_are_w_keys_long_unless_they_meet_or_reach_the_end(w):
 @pytest.mark.parametrize(
     "parameters",
     [
-        *[{}, {"detach": True}, {"rescale": "inverted"}, {"unit": "column"}],
-        *[{"unit": "column", "detach": True}, {"unit": "column", "rescale": "inverted"}],
+        *[{}, {"rescale": "normalize", "detach": True}, {"rescale": "normalize"}, {"unit": "column"}],
+        *[{"unit": "column", "rescale": "normalize", "detach": True}, {"unit": "column", "rescale": "normalize"}],
     ],
     ids=str,
 )
@@ -169,21 +171,23 @@ def test_a_row_that_would_lose_all_keys_is_left_as_it_is(parameters, keys, p):
     keep = keep_mask(SEED, shape if method.unit == "element" else (4, 3, 1, keys), p).expand(shape)
     lost = ~keep.any(-1)
     assert lost.any()
-    weights, plain = weights_of(method, shape=shape), weights_of(DropAttention(0.0), shape=shape)
+    weights, plain = weights_of(method, shape=shape), weights_of(DropAttention(0.0, rescale="normalize"), shape=shape)
     assert (weights.sum(-1) > 0).all()
     assert_same(weights[lost], plain[lost])
     formula = plain * keep / (1 - p) if method.rescale == "inverted" else normalized(plain, keep)
     assert_same(weights[~lost], formula[~lost])
 
 
-@pytest.mark.parametrize("parameters", [{}, {"detach": True}, {"rescale": "inverted"}], ids=str)
+@pytest.mark.parametrize(
+    "parameters", [{}, {"rescale": "normalize", "detach": True}, {"rescale": "normalize"}], ids=str
+)
 def test_only_allowed_keys_count_towards_a_row(parameters):
     shape = (4, 3, 5, 4)
     allowed = torch.tensor([True, False, True, False])
     for mask in (allowed, torch.where(allowed, 0.0, -100.0).double()):
         method = DropAttention(0.7, **parameters)
         weights = weights_of(method, shape=shape, attn_mask=mask.expand(5, 4))
-        plain = weights_of(DropAttention(0.0), shape=shape, attn_mask=mask.expand(5, 4))
+        plain = weights_of(DropAttention(0.0, rescale="normalize"), shape=shape, attn_mask=mask.expand(5, 4))
         keep = keep_mask(SEED, shape, 0.7)
         lost = ~(keep & allowed).any(-1)
         assert (lost & keep.any(-1)).any()
@@ -191,7 +195,7 @@ def test_only_allowed_keys_count_towards_a_row(parameters):
         assert (weights[..., ~allowed] < 1e-30).all()
 
 
-@pytest.mark.parametrize("parameters", [{}, {"detach": True}], ids=str)
+@pytest.mark.parametrize("parameters", [{"rescale": "normalize"}, {"rescale": "normalize", "detach": True}], ids=str)
 def test_rows_sum_to_one_where_the_kept_weights_underflow(parameters):
     q = torch.tensor([[[[1.0]]]]).expand(1, 1, 40, 1).clone().requires_grad_()
     k = torch.tensor([[[[0.0], [-2000.0]]]])
@@ -243,7 +247,7 @@ def test_two_methods_spare_a_row_that_the_second_would_empty(rescale, swapped):
 @pytest.mark.parametrize("p", [-0.01, 1, 2.0, math.nan, "0.1", None, False])
 def test_rate_must_be_a_number_below_one(p):
     with pytest.raises(ParameterError, match=rf"p must be a number in \[0, 1\), got {p!r}"):
-        DropAttention(p)
+        DropAttention(p, rescale="normalize")
 
 
 @pytest.mark.parametrize(
@@ -268,11 +272,11 @@ def test_wrong_parameters_are_named(parameters, message):
 
 def test_runs_longer_than_the_keys_are_refused():
     with pytest.raises(ParameterError, match="w=21 is larger than the number of keys, 20"):
-        by_attention(DropAttention(0.1, unit="column", w=21))
-    by_attention(DropAttention(0.1, unit="column", w=20))
+        by_attention(DropAttention(0.1, unit="column", w=21, rescale="normalize"))
+    by_attention(DropAttention(0.1, unit="column", w=20, rescale="normalize"))
 
 
 def test_in_a_model_runs_are_as_long_as_the_keys_at_most():
-    method = DropAttention(0.1, unit="column", w=21)
-    assert method.fitted(20) == DropAttention(0.1, unit="column", w=20)
+    method = DropAttention(0.1, unit="column", w=21, rescale="normalize")
+    assert method.fitted(20) == DropAttention(0.1, unit="column", w=20, rescale="normalize")
     assert method.fitted(21) is method

@@ -114,3 +114,12 @@ def test_the_page_works_in_a_browser_at_every_width_and_in_both_themes(tmp_path:
         browser.evaluate(hide)
         shown = "[...document.querySelectorAll('#robustness [data-series=\"1\"]')].every(g => g.matches('.off'))"
         assert browser.evaluate(shown)
+
+
+def test_the_page_of_one_run_begins_with_its_accuracy_and_what_so_many_images_can_tell() -> None:
+    from attemper.lab.cli.evaluate import _facts
+
+    said = _facts({"accuracy": 0.9, "images": 100, "spec": {"seed": 3}})
+    for words in ("90.00 %", "82.56 to 94.48 %", "<dd>100</dd>", "<dd>3</dd>"):
+        assert words in said
+    assert _facts({"accuracy": None, "images": 0, "spec": {"seed": 3}}) == ""

@@ -16,8 +16,10 @@ from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 
 METHODS = [
     [], [DropKey(0.0)], [DropKey(0.1)], [DropKey(0.9)], [DropKey(0.5), DropKey(0.5)],
-    [DropAttention(0.6), DropKey(0.3)], [DropKey(0.5, share="queries")], [DropKey(0.5, share="heads"), DropKey(0.4)],
-    [DropAttention(0.6, unit="column")], [DropKey(0.8), DropAttention(0.5, unit="column")],
+    [DropAttention(0.6, rescale="normalize"), DropKey(0.3)], [DropKey(0.5, share="queries")],
+    [DropKey(0.5, share="heads"), DropKey(0.4)],
+    [DropAttention(0.6, unit="column", rescale="normalize")],
+    [DropKey(0.8), DropAttention(0.5, unit="column", rescale="normalize")],
 ]  # fmt: skip
 GRID = [DropKey(0.4, structure="block", grid=(3, 4), prefix=1), DropKey(0.5, structure="cross", grid=(3, 4), prefix=1)]
 OFFSETS = [Offsets(), Offsets(3, 5, 0, 0), Offsets(2, 1, 7, 3), Offsets(0, 0, 2, 6), Offsets(query=1, keys=12)]
@@ -127,7 +129,9 @@ def test_packed_documents_drop_the_same_keys(pairs, alike, is_causal, methods):
     assert torch.equal(kept_by_flex(dropped, shape, visible), wanted)
 
 
-@pytest.mark.parametrize("methods", [[DropKey(0.5)], [DropAttention(0.8), DropKey(0.5, share="heads")]], ids=str)
+@pytest.mark.parametrize(
+    "methods", [[DropKey(0.5)], [DropAttention(0.8, rescale="normalize"), DropKey(0.5, share="heads")]], ids=str
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_output_and_gradients_are_those_of_attention(monkeypatch, methods, packed):
     """Torch has FlexAttention's gradients on a CPU, but does not offer them to users."""
@@ -164,7 +168,9 @@ def test_a_new_seed_compiles_nothing_anew():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("methods", [[DropKey(0.6)], [DropAttention(0.5), DropKey(0.4, share="queries")]], ids=str)
+@pytest.mark.parametrize(
+    "methods", [[DropKey(0.6)], [DropAttention(0.5, rescale="normalize"), DropKey(0.4, share="queries")]], ids=str
+)
 def test_compiled_attention_drops_the_same_keys(methods):
     q = torch.randn(2, 3, 40, 16)
     compiled = torch.compile(flex_attention, fullgraph=True)
@@ -182,7 +188,7 @@ def test_compiled_attention_drops_the_same_keys(methods):
         (DropHead(0.3), "drophead.* scales heads"),
         (Blur(1.0), "blur.* changes the keys"),
         (DropAttention(0.3, rescale="inverted"), "dropattention.* after softmax.*rescale=normalize"),
-        (DropAttention(0.3, detach=True), "dropattention.* after softmax.*without detach"),
+        (DropAttention(0.3, detach=True, rescale="normalize"), "dropattention.* after softmax.*without detach"),
         (DropKey("learn"), "dropkey.* at a given rate"),
     ],
 )

@@ -71,7 +71,9 @@ def test_new_lengths_neither_compile_nor_wait() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("methods", [[DropKey(0.3)], [DropAttention(0.5), DropKey(0.4, share="heads")]], ids=len)
+@pytest.mark.parametrize(
+    "methods", [[DropKey(0.3)], [DropAttention(0.5, rescale="normalize"), DropKey(0.4, share="heads")]], ids=len
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_compiled_flex_attention_drops_the_same_keys_forward_and_backward(
     methods: list[Perturbation], packed: bool

@@ -20,7 +20,7 @@ METHODS = {
     "none": [],
     "dropkey": [DropKey(0.4)],
     "most keys": [DropKey(0.9)],
-    "two drops": [DropAttention(0.5), DropKey(0.5)],
+    "two drops": [DropAttention(0.5, rescale="normalize"), DropKey(0.5)],
     "dropkey and drophead": [DropKey(0.6), DropHead(0.5)],
 }
 

@@ -17,7 +17,7 @@ WHOLE = Offsets()
 INDEPENDENT = [[DropKey(0.4)], [DropKey(0.9)], [DropAttention(0.5, rescale="inverted"), DropKey(0.2)]]
 OTHERS = [
     [], [DropKey(0.5, share="queries")], [DropKey(0.3, share="heads"), DropHead(0.4)], [HardMask(0.5, k=1)],
-    [Blur(1.0)], [DropAttention(0.5, unit="column")],
+    [Blur(1.0)], [DropAttention(0.5, unit="column", rescale="normalize")],
 ]  # fmt: skip
 LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=5)
 

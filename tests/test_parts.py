@@ -43,11 +43,11 @@ WHOLE_ROWS: dict[str, Perturbation] = {
     "dropkey(structure=cross, share=heads)": DropKey(0.4, structure="cross", share="heads", grid=(3, 4), prefix=1),
     "dropkey(learn)": learnt(DropKey("learn")),
     "dropkey(learn, each=head)": learnt(DropKey("learn", each="head")),
-    "dropattention(unit=column)": DropAttention(0.4, unit="column"),
-    "dropattention(unit=column, w=3)": DropAttention(0.4, unit="column", w=3),
+    "dropattention(unit=column)": DropAttention(0.4, unit="column", rescale="normalize"),
+    "dropattention(unit=column, w=3)": DropAttention(0.4, unit="column", w=3, rescale="normalize"),
     "dropattention(rescale=inverted)": DropAttention(0.4, rescale="inverted"),
-    "dropattention(detach=true)": DropAttention(0.4, detach=True),
-    "dropattention(learn, unit=column)": learnt(DropAttention("learn", unit="column")),
+    "dropattention(detach=true)": DropAttention(0.4, detach=True, rescale="normalize"),
+    "dropattention(learn, unit=column)": learnt(DropAttention("learn", unit="column", rescale="normalize")),
     "hardmask": HardMask(0.5, k=4),
     "hardmask(share=heads)": HardMask(0.5, k=4, share="heads", fill="neg_inf"),
     "hardmask(learn, share=heads)": learnt(HardMask("learn", k=4, share="heads", each="head")),
@@ -56,7 +56,7 @@ WHOLE_ROWS: dict[str, Perturbation] = {
 }
 SINGLE_KEYS: dict[str, Perturbation] = {
     "dropkey": DropKey(0.4),
-    "dropattention": DropAttention(0.4),
+    "dropattention": DropAttention(0.4, rescale="normalize"),
     "drophead": DropHead(0.5),
 }
 CALLS = {**WHOLE_ROWS, **SINGLE_KEYS}

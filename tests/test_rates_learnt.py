@@ -18,8 +18,8 @@ SHAPE = (2, 3, 5, 7)
 SEED = torch.tensor(11)
 CASES = {
     "dropkey": DropKey("learn"),
-    "dropattention": DropAttention("learn"),
-    "dropattention, detached": DropAttention("learn", detach=True),
+    "dropattention": DropAttention("learn", rescale="normalize"),
+    "dropattention, detached": DropAttention("learn", detach=True, rescale="normalize"),
     "dropattention, inverted": DropAttention("learn", rescale="inverted"),
     "dropattention, by column": DropAttention("learn", unit="column", rescale="inverted"),
     "hardmask, zero": HardMask("learn", k=3),
@@ -184,7 +184,12 @@ def test_what_cannot_be_learnt_is_refused(recipe, words):
 
 def test_a_call_by_itself_has_nothing_to_learn():
     q = torch.randn(1, 1, 2, 4)
-    for method in (DropKey("learn"), HardMask("learn", k=1), DropAttention("learn"), Blur("learn")):
+    for method in (
+        DropKey("learn"),
+        HardMask("learn", k=1),
+        DropAttention("learn", rescale="normalize"),
+        Blur("learn"),
+    ):
         with pytest.raises(ParameterError, match=rf"{method.name}\(learn\) learns .* in a tempered model"):
             attemper.attention(q, q, q, methods=[method])
 

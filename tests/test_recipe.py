@@ -42,7 +42,7 @@ def dropkeys():
 
 
 def dropattentions():
-    rescaling = st.sampled_from([{}, {"detach": True}, {"rescale": "inverted"}])
+    rescaling = st.sampled_from([{}, {"rescale": "normalize", "detach": True}, {"rescale": "normalize"}])
     units = st.just({}) | st.builds(lambda w: {"unit": "column", "w": w}, st.integers(1, 50))
     parameters = st.builds(lambda a, b, c: {**a, **b, **c}, st.fixed_dictionaries(scheduled()), rescaling, units)
     return parameters.map(lambda given: DropAttention(**given))
@@ -79,7 +79,7 @@ def test_what_is_rendered_reads_back_the_same(methods):
         ("dropkey(schedule=[])", [DropKey(schedule=())]),
         ("dropkey(structure=block, w=none, grid=[4, 6])", [DropKey(structure="block", grid=(4, 6))]),
         ("dropkey(structure=cross,prefix=1)", [DropKey(structure="cross", prefix=1)]),
-        ("dropattention(0.1, detach=true)", [DropAttention(0.1, detach=True)]),
+        ("dropattention(0.1, rescale=normalize, detach=true)", [DropAttention(0.1, detach=True, rescale="normalize")]),
         ("dropattention(0.1, detach=false)", [DropAttention(0.1)]),
         ("dropkey+dropattention", [DropKey(), DropAttention()]),
         ("\tdropkey ( 0.2 )\n+ dropattention( 0.3 ) ", [DropKey(0.2), DropAttention(0.3)]),
@@ -90,7 +90,7 @@ def test_text_is_read(text, methods):
 
 
 def test_values_keep_their_types():
-    (method,) = parse("dropattention(0, unit=column, w=3, detach=true)")
+    (method,) = parse("dropattention(0, unit=column, w=3, rescale=normalize, detach=true)")
     assert type(method.p) is float
     assert type(method.w) is int
     assert method.detach is True
@@ -104,7 +104,10 @@ def test_values_keep_their_types():
         ([DropKey(0.2), DropAttention(0.3)], "dropkey(0.2) + dropattention(0.3)"),
         ([DropKey(1e-7, schedule=[0.1, 0])], "dropkey(1e-07, schedule=[0.1, 0.0])"),
         ([DropKey(structure="block", grid=(4, 6), prefix=0)], "dropkey(0.1, structure=block, grid=[4, 6], prefix=0)"),
-        ([DropAttention(unit="column", w=2, detach=True)], "dropattention(0.1, unit=column, w=2, detach=true)"),
+        (
+            [DropAttention(unit="column", w=2, detach=True, rescale="normalize")],
+            "dropattention(0.1, unit=column, w=2, rescale=normalize, detach=true)",
+        ),
     ],
 )
 def test_text_is_written_with_what_differs_from_the_defaults(methods, text):

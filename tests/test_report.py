@@ -7,6 +7,7 @@ import html.parser
 import itertools
 import json
 import re
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,11 @@ def test_missing_and_diverged_runs_are_said_at_the_top() -> None:
 
 def test_one_seed_has_no_interval_and_no_deviation() -> None:
     text = render(summary(3, seeds=1))
-    assert "±" not in Outline(text).text.replace("± one standard deviation", "")
+    known = ("± one standard deviation", "±0.50 points", "± 0.78", "± of the test sample")
+    said = Outline(text).text
+    for words in known:
+        said = said.replace(words, "")
+    assert "±" not in said
     assert 'class="interval"' not in text.split('id="generalisation-gap"')[0]
 
 
@@ -310,6 +315,42 @@ def test_text_and_series_stand_out_from_the_page(theme: int) -> None:
     assert contrast(colours["warn"], colours["warn-page"]) >= 4.5
     for series in range(8):
         assert contrast(colours[f"s{series}"], colours["page"]) >= 3, series
+
+
+def declarations(rule: str) -> dict[str, str]:
+    """What the style sheet says of a class that marks have."""
+    style = resources.files("attemper.lab.report").joinpath("page.css").read_text(encoding="utf-8")
+    found = re.search(rf"^\.{rule} \{{ (.*?) \}}", style, re.MULTILINE)
+    assert found is not None, rule
+    return dict(part.strip().split(": ", 1) for part in found[1].split(";") if part.strip())
+
+
+def blended(colour: str, below: str, opacity: float) -> str:
+    pairs = [(int(colour[at : at + 2], 16), int(below[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(opacity * over + (1 - opacity) * under):02x}" for over, under in pairs)
+
+
+MARKS = {
+    "mark": "fill", "hollow": "stroke", "single": "stroke", "interval": "stroke", "whisker": "stroke", "line": "stroke",
+    "band": "stroke", "bar": "fill",
+}  # fmt: skip
+"""Everything that is drawn for a number, and which of its paints shows it."""
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("name", MARKS)
+def test_every_mark_stands_out_from_what_is_below_it(name: str, theme: int) -> None:
+    """Three to one, as the guidelines ask of graphics, with the opacity that the style sheet gives it."""
+    colours = {name: pair[theme] for name, pair in palette().items()}
+    said, zone = declarations(name), declarations("zone")
+    assert said[MARKS[name]] == "var(--c)"
+    opacity = float(said.get(f"{MARKS[name]}-opacity", "1")) * float(said.get("opacity", "1"))
+    shaded = blended(colours[zone["fill"][6:-1]], colours["page"], float(zone["fill-opacity"]))
+    grounds = [colours["page"], colours["card"], *([shaded] if name in ("mark", "interval", "whisker") else [])]
+    for series in range(8):
+        for ground in grounds:
+            seen = blended(colours[f"s{series}"], ground, opacity)
+            assert contrast(seen, ground) >= 3, (series, ground, contrast(seen, ground))
 
 
 # Machado, Oliveira and Fernandes, 2009, at full severity: what linear RGB becomes to a reader without one kind of cone.

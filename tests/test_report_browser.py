@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from attemper.lab.report.many import render as render_tasks
 from attemper.lab.report.study import render
+from attemper.lab.study.many import overview
+from attemper.lab.study.told import told
 from browser import Browser, browsing, chromium
 from colours import palette
 from summaries import STUDIES, poisoned, published_beside, summary
@@ -178,3 +184,68 @@ def test_every_series_is_seen_on_the_picture_of_the_page(
     for series in range(8):
         colour = palette()[f"s{series}"][0]
         assert (packed == int(colour[1:], 16)).any(), f"series {series} is nowhere to be seen"
+
+
+SAVED = """(label) => {
+  URL.createObjectURL = (blob) => { window.saved = blob; return "data:,"; };
+  window.saved = undefined;
+  [...document.querySelectorAll("button.save")].find((b) => b.getAttribute("aria-label") === label).click();
+}"""
+READ = """(async () => {
+  for (let i = 0; i < 100 && !window.saved; i++) await new Promise((go) => setTimeout(go, 50));
+  const bytes = new Uint8Array(await window.saved.arrayBuffer());
+  let text = "";
+  for (const byte of bytes) text += String.fromCharCode(byte);
+  return btoa(text);
+})()"""
+
+
+def saved(browser: Browser, label: str) -> bytes:
+    """What the page gives to be saved."""
+    browser.evaluate(f"({SAVED})({label!r})")
+    return base64.b64decode(browser.evaluate(READ))
+
+
+def test_every_table_goes_out_as_csv_and_every_chart_as_png(browser: Browser, written: dict[str, Path]) -> None:
+    browser.open(written["usual"])
+    tables, charts = (
+        browser.evaluate(f"document.querySelectorAll('{tag}').length") for tag in ("table", "figure.chart")
+    )
+    assert browser.evaluate("document.querySelectorAll('button.save').length") == tables + charts
+    text = saved(browser, "CSV of Recipes and their results").decode("utf-8-sig")
+    rows = list(csv.reader(io.StringIO(text)))
+    recipes = published_beside(summary())["recipes"]
+    assert len(rows) == len(recipes) + 1
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert {row[0].split(";")[0] for row in rows[1:]} == {recipe["name"] for recipe in recipes}
+    image_module = pytest.importorskip("PIL.Image")
+    data = saved(browser, "PNG of Test accuracy")
+    assert data.startswith(b"\x89PNG")
+    picture = np.asarray(image_module.open(io.BytesIO(data)).convert("RGB")).astype(np.int32)
+    packed = (picture[..., 0] << 16) | (picture[..., 1] << 8) | picture[..., 2]
+    for series in range(8):  # marks, in the colours of the page
+        assert (packed == int(palette()[f"s{series}"][0][1:], 16)).any(), series
+    assert browser.complaints() == []
+
+
+def test_a_name_that_a_spreadsheet_would_compute_leaves_as_text(browser: Browser, tmp_path: Path) -> None:
+    given = summary(3)
+    given["recipes"][1]["name"] = "=1+1"
+    (tmp_path / "page.html").write_text(render(given), encoding="utf-8")
+    browser.open(tmp_path / "page.html")
+    assert "\"'=1+1" in saved(browser, "CSV of Recipes and their results").decode()
+
+
+def test_a_filter_shows_some_recipes_only(browser: Browser, tmp_path: Path) -> None:
+    pages = [Path(__file__).parents[1] / f"docs/results/{name}.html" for name in ("cifar10", "gtzan", "thumos14")]
+    (tmp_path / "tasks.html").write_text(render_tasks(overview([told(page) for page in pages])), encoding="utf-8")
+    browser.open(tmp_path / "tasks.html", width=390)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    assert browser.evaluate(WIDER) == []
+    shown = "[...document.querySelectorAll('.sortable tbody tr')].filter((row) => !row.hidden).length"
+    assert browser.evaluate(shown) == 12
+    browser.evaluate(
+        "(f => { f.value = 'DropKey'; f.dispatchEvent(new Event('input')); })(document.querySelector('[data-filter]'))"
+    )
+    assert browser.evaluate(shown) == 4
+    assert browser.complaints() == []

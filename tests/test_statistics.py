@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from attemper.lab.study.statistics import Rank, deviation, holm, mean, paired_difference, ranks
-from attemper.lab.study.verdict import verdict
+from attemper.lab.study.statistics import Rank, deviation, holm, mean, paired_difference, ranks, share_interval
 
 shares = st.floats(0, 1)
 samples = st.integers(2, 12).flatmap(lambda n: st.tuples(*[st.lists(shares, min_size=n, max_size=n)] * 2))
@@ -43,6 +41,13 @@ def test_the_paired_difference_is_scipys(pair: tuple[list[float], list[float]], 
     assert found.mean == pytest.approx(np.mean(ours) - np.mean(baseline), abs=1e-12)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-9)
     assert found.p == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
+
+
+@given(st.integers(1, 500), st.data())
+def test_the_interval_of_a_share_is_scipys(items: int, data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, items))
+    theirs = scipy.stats.binomtest(right, items).proportion_ci(method="wilson")
+    assert share_interval(right / items, items) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
 def test_pairs_with_a_missing_run_are_left_out() -> None:
@@ -138,76 +143,3 @@ def test_a_rank_is_as_certain_as_its_seeds_are() -> None:
     assert tied["c"] is None
     assert ranks({"a": [0.1], "b": [None]}) == {"a": Rank(1, None, None), "b": None}
     assert ranks({"a": [0.1, None], "b": [None, 0.2]}) == {"a": None, "b": None}
-
-
-def row(name: str, test: list[float | None], difference: dict[str, Any] | None = None, diverged: int = 0) -> Any:
-    recipe = "none" if name == "none" else f"{name}(0.1)"
-    return {"name": name, "recipe": recipe, "test": test, "difference": difference, "diverged": diverged}
-
-
-def study(baseline: list[float | None], diverged: int = 0, **others: list[float | None]) -> list[Any]:
-    """Rows of a summary, compared."""
-    found = {name: paired_difference(test, baseline) for name, test in others.items()}
-    adjusted = holm([None if d is None else d.p for d in found.values()])
-    rows = [
-        row(name, others[name], None if d is None else {**vars(d), "adjusted": p}, diverged)
-        for (name, d), p in zip(found.items(), adjusted, strict=True)
-    ]
-    return [row("none", baseline), *rows]
-
-
-BASE: list[float | None] = [0.80, 0.82, 0.81, 0.79, 0.80]
-BETTER: list[float | None] = [0.85, 0.875, 0.86, 0.842, 0.849]
-LIKE: list[float | None] = [0.81, 0.80, 0.82, 0.79, 0.80]
-
-
-def test_a_better_recipe_is_named_with_its_interval_and_corrected_p() -> None:
-    said = verdict(study(BASE, dropkey=BETTER, cb=LIKE), seeds=5, missing=0)
-    assert said.startswith("dropkey is better than the baseline `none` by +5.12 points (95 % interval +4.")
-    assert "p < 0.001 after correction for 2 comparisons." in said
-    assert said.endswith("The other recipe cannot be distinguished from the baseline with 5 seeds.")
-
-
-def test_no_better_recipe_is_a_fine_answer() -> None:
-    said = verdict(study(BASE, cb=LIKE), seeds=5, missing=0)
-    assert said.startswith("No recipe is better than the baseline `none` at this budget, as far as 5 seeds can tell")
-
-
-def test_a_worse_recipe_is_called_worse() -> None:
-    said = verdict(study(BETTER, cb=BASE, blur=LIKE), seeds=5, missing=0)
-    assert "No recipe is better than the baseline `none`" in said
-    assert "blur (−5.12 points) are worse than the baseline." in said
-
-
-def test_one_seed_is_no_evidence() -> None:
-    said = verdict(study([0.8], cb=[0.9]), seeds=1, missing=0)
-    assert said.startswith(
-        "One seed cannot tell a difference from chance: here cb came out highest, +10.00 points above"
-    )
-    assert "better than" not in said
-
-
-def test_two_seeds_come_with_a_warning() -> None:
-    assert "Two seeds give very wide intervals" in verdict(study([0.8, 0.81], cb=[0.9, 0.95]), seeds=2, missing=0)
-
-
-def test_the_same_numbers_everywhere_are_said_to_be_the_same() -> None:
-    said = verdict(study(BASE, cb=BASE), seeds=5, missing=0)
-    assert "cb scores exactly as the baseline on every seed." in said
-    shifted: list[float | None] = [0.75, 0.5]
-    said = verdict(study(shifted, cb=[1.0, 0.75]), seeds=2, missing=0)
-    assert "cb differs by +25.00 points on every seed alike, which leaves no spread to judge it by." in said
-    assert "cb is better" not in said
-
-
-def test_missing_and_diverged_runs_are_said_first_and_last() -> None:
-    said = verdict(study(BASE, diverged=2, cb=LIKE), seeds=5, missing=3, failed=1)
-    assert said.startswith(
-        "Not complete: 3 runs are missing (1 given up after errors), so what follows is provisional."
-    )
-    assert said.endswith("Runs diverged with cb (2 of 5); they count with what they had reached before.")
-
-
-def test_nothing_to_compare_is_said_too() -> None:
-    assert "nothing to compare" in verdict(study(BASE), seeds=5, missing=0)
-    assert "can be compared with the baseline `none` yet" in verdict(study([None], cb=[0.5]), seeds=1, missing=1)

@@ -143,11 +143,15 @@ def test_a_summary_is_plain_json_with_everything_the_report_needs(tmp_path: Path
     measure_costs(study, ["none", "cb(cb)"])
     summary = summarise(study, command="attemper compare plan.yaml")
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    keys = {"title", "metric", "verdict", "plan", "versions", "command", "complete", "confidence", "notes", "recipes"}
+    keys = {"margin", "same", "cautions", "reading", "missing", "failed"}
+    keys |= {"title", "metric", "verdict", "plan", "versions", "command", "complete", "confidence", "notes", "recipes"}
     assert set(summary) == keys
     row = rows_of(summary)["a | b"]
     fields = "name recipe lr configurations seeds test validation train mean deviation difference rank diverged missing"
-    assert set(row) == set(f"{fields} parameters flops cost curves probes rates published versions".split())
+    assert set(row) == set(
+        f"{fields} parameters flops cost decision sample chosen_epochs epochs curves probes rates "
+        "published versions".split()
+    )
     assert row["difference"]["adjusted"] < 0.05
     assert row["rank"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert row["cost"]["ratio"] == 1.5
@@ -183,7 +187,7 @@ def test_markdown_is_one_table_that_names_cannot_break(tmp_path: Path) -> None:
     text = to_markdown(summarise(example(tmp_path)))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 5
-    assert all(line.replace("\\|", "").count("|") == 8 for line in table)
+    assert all(line.replace("\\|", "").count("|") == 11 for line in table)
     assert "| a \\| b | " in text
     assert "| 85.20 ± 0.70 |" in text
 

@@ -21,11 +21,11 @@ from sweeping.watching import NO_ATTENTION, NOT_RECOGNISED, AttentionCalls, Ran,
 
 RECIPES = {
     "dropkey": "dropkey(0.3)",
-    "dropattention": "dropattention(0.3)",
+    "dropattention": "dropattention(0.3, rescale=normalize)",
     "hardmask": "hardmask(0.5)",
     "blur": "blur(2.0)",
     "consistency": "dropkey(0.3) + consistency",
-    "rdrop": "dropattention(0.3) + rdrop",
+    "rdrop": "dropattention(0.3, rescale=normalize) + rdrop",
     "explicit": "explicit(q=1, k=1, v=1, av=1)",
     "explicit(ff)": "explicit(ff=1)",
     "arora": "arora(q=1, k=1, v=1)",

@@ -70,6 +70,11 @@ class Method:
         """Whether it has no effect as it is."""
         return False
 
+    @property
+    def plainest(self) -> Method:
+        """The plainest method that computes the same from the same draws; of most methods themselves."""
+        return self
+
     def at(self, place: Place) -> Self:
         """The method as it acts in one place of the network: rates resolved, geometry filled in."""
         return self

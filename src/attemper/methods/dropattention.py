@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attemper.errors import ParameterError
-from attemper.methods.base import Paper, check_choice, check_flag
+from attemper.methods.base import Method, Paper, check_choice, check_flag
+from attemper.methods.dropkey import DropKey
 from attemper.methods.learning import LearnableRate, SoftKeep
 from attemper.ops.perturbation import Stage, drop_logits, inverted_weights
 from attemper.ops.stream import Stream
@@ -58,7 +59,9 @@ class DropAttention(LearnableRate):
     p, schedule, match: how much, in which block (see `Scheduled`); p=learn learns it (see `LearnableRate`).
     unit: "element" drops single weights; "column" drops a key for all queries of a head.
     w: with unit="column", runs of w keys are dropped, each starting with rate p/w.
-    rescale: "normalize" makes rows sum to 1 again; "inverted" divides by 1 − p, as every framework's dropout does.
+    rescale: "inverted" divides by 1 − p, as every framework's dropout does; "normalize" makes rows sum to 1 again,
+    which
+        is DropKey after softmax.
     detach: with "normalize", no gradient through the row sum, as the original is said to write it.
     """
 
@@ -71,7 +74,7 @@ class DropAttention(LearnableRate):
 
     unit: Literal["element", "column"] = "element"
     w: int = 1
-    rescale: Literal["normalize", "inverted"] = "normalize"
+    rescale: Literal["normalize", "inverted"] = "inverted"
     detach: bool = False
 
     def __post_init__(self) -> None:
@@ -85,6 +88,13 @@ class DropAttention(LearnableRate):
         check_flag("detach", self.detach)
         if self.detach and self.rescale != "normalize":
             raise ParameterError("detach=true needs rescale=normalize: there is no row sum to detach otherwise")
+
+    @property
+    def plainest(self) -> Method:
+        if not self._in_logits or self.unit != "element" or self.learns:
+            return self
+        same = ("p", "schedule", "match", "until", "start", "ramp")
+        return DropKey(**{name: getattr(self, name) for name in same})
 
     def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         return self.keep(shape, stream)

@@ -27,6 +27,7 @@ Group = tuple[str, Mapping[str, str]]
 
 COMMANDS: Mapping[str, str | Group] = {
     "compare": "compare:Compare",
+    "recommend": "recommend:Recommend",
     "train": "train:Train",
     "evaluate": "evaluate:Evaluate",
     "predict": "predict:Predict",

@@ -22,11 +22,13 @@ from attemper.lab.cli.options import (
     Number,
     Numbers,
     Parallel,
+    Points,
     Real,
     Suites,
     Text,
     Texts,
     Trackers,
+    Until,
     Writable,
 )
 from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
@@ -66,6 +68,7 @@ class Compare:
       attemper compare plan.yaml --folder runs/mine --workers 4 --track tensorboard
       attemper compare plan.yaml --executor ray --per-run "cpus=4,gpus=0.5"
       attemper compare --evaluate robustness,calibration
+      attemper compare --until decided --max-seeds 40
       torchrun --nproc-per-node 4 -m attemper compare plan.yaml
     """
 
@@ -109,6 +112,10 @@ class Compare:
     """Look at attention every so many steps, and show its entropy over training; results stay the same."""
     evaluate: Suites = ""
     keep: Keep = None
+    margin: Points = None
+    until: Until = None
+    max_seeds: Number = None
+    """With --until decided: no recipe gets more; otherwise 40."""
     track: Trackers = ()
     data: Data = None
     where: Where = field(default_factory=Where)
@@ -159,6 +166,7 @@ class Compare:
         said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
         said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
         said["keep"] = self.keep
+        said |= {"margin": self.margin, "until": self.until, "max_seeds": self.max_seeds}
         said = {name: value for name, value in said.items() if value not in (None, [])}
         if self.size is not None:
             name, options = parse_call(str(self.task or given.get("task", "digits")))

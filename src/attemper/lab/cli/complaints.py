@@ -8,7 +8,14 @@ MOST_LINES = 60
 
 EXTRAS = {
     **{"timm": "timm", "torchvision": "torchvision", "transformers": "transformers"},
-    **{"soundfile": "audio", "sacrebleu": "text", "ray": "ray", "webdataset": "stream", "datasets": "stream"},
+    **{
+        "soundfile": "audio",
+        "sacrebleu": "text",
+        "ray": "ray",
+        "optuna": "recommend",
+        "webdataset": "stream",
+        "datasets": "stream",
+    },
     **dict.fromkeys(
         ("accelerate", "psutil", "yaml", "rich", "safetensors", "scipy", "sklearn", "tensorboard", "tyro"), "study"
     ),

@@ -6,11 +6,12 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from attemper.errors import ParameterError, quoted
 from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.options import Data, Json, Number, Text, Texts, Workers
+from attemper.lab.cli.options import Data, Json, Number, Points, Text, Texts, Workers, option
 from attemper.lab.cli.printing import console, print_json, say
 
 if TYPE_CHECKING:
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
     from attemper.lab.study.estimate import Estimate
     from attemper.lab.study.plan import Plan
+    from attemper.lab.study.pricing import Spread
 
 GIB = 1024**3
 MOST_GPUS = 1_000_000
 MOST_STEPS = 1_000_000
+PILOT = (
+    "With --difference: a study's folder, summary.json or page that shows how far the differences of seeds are apart; "
+    "otherwise what is known of the task."
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class EstimateCommand:
     Examples
       attemper plan estimate
       attemper plan estimate plan.yaml --gpus 1,8,64
+      attemper plan estimate plan.yaml --difference 0.5 --pilot runs/pilot
       attemper plan estimate --images 1281167 --image-size 224 --model timm:vit_small_patch16_224 --epochs 300
     """
 
@@ -66,26 +73,47 @@ class EstimateCommand:
     """Runs side by side on one GPU; otherwise one."""
     steps: int = 20
     """Steps of every recipe that are measured."""
+    difference: Points = None
+    """Also tell how many seeds, and how long, it takes to see a difference of so many points in 80 of 100 studies."""
+    pilot: Annotated[Path | None, option(PILOT, "STUDY")] = None
     data: Data = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
         from attemper.lab.study.estimate import estimate
+        from attemper.lab.study.pricing import price_of
         from attemper.lab.study.probing import probe
 
         if not 1 <= self.steps <= MOST_STEPS:
             raise ParameterError(f"--steps is {self.steps}; it must be from 1 to {MOST_STEPS:,}.")
         numbers, plan, screen = read_numbers(self.gpus), self._plan(), console(json=self.json)
+        spread = self._spread(plan)
         self._check(plan)
         say(screen, *(f"note: {note}" for note in plan.notes))
         say(screen, f"measuring {self.steps} steps of each of {len(plan.recipes)} recipes")
         found = probe(plan, root=self.data, workers=self.workers, per_gpu=self.per_gpu, steps=self.steps)
         result = estimate(plan, found, numbers)
+        price = None
+        if spread is not None and self.difference is not None:
+            price = price_of(plan, found, spread, self.difference / 100)
         if self.json:
-            print_json(dataclasses.asdict(result))
-        else:
-            show_estimate(screen, result)
+            print_json({**dataclasses.asdict(result), "power": price and dataclasses.asdict(price)})
+            return 0
+        show_estimate(screen, result)
+        if price is not None:
+            say(screen, "", *price.lines())
         return 0
+
+    def _spread(self, plan: Plan) -> Spread | None:
+        from attemper.lab.study.pricing import known_spread, spread_of
+
+        if self.difference is None:
+            if self.pilot is not None:
+                raise ParameterError("--pilot says how far seeds are apart; say with --difference what is to be seen.")
+            return None
+        if not 0 < self.difference < 100:
+            raise ParameterError(f"--difference is {self.difference:g}; it must be a number of points above 0.")
+        return spread_of(self.pilot, self.data) if self.pilot is not None else known_spread(plan.task)
 
     def _plan(self) -> Plan:
         from attemper.lab.training.teacher import with_untrained_teacher

@@ -162,9 +162,27 @@ def _page(found: dict[str, Any]) -> str:
     spec = found["spec"]
     ranked = entries(_summary(found))
     sections = [section for section in (calibration(ranked, ONE), robustness(ranked)) if section is not None]
-    return page(
-        f"{spec['recipe']} on {spec['task']} with {spec['model']}", sections, kicker="Attemper · evaluation of one run"
-    )
+    title = f"{spec['recipe']} on {spec['task']} with {spec['model']}"
+    return page(title, sections, head=_facts(found), kicker="Attemper · evaluation of one run")
+
+
+def _facts(found: Mapping[str, Any]) -> str:
+    """Accuracy with the interval that so many test images leave, whatever the seed."""
+    from attemper.lab.report.markup import escape
+    from attemper.lab.study.statistics import share_interval
+
+    accuracy, images = found.get("accuracy"), found.get("images")
+    if accuracy is None or not images:
+        return ""
+    low, high = share_interval(accuracy, images)
+    facts = {
+        "Accuracy": f"{100 * accuracy:.2f} %",
+        "95 % interval, of the test sample": f"{100 * low:.2f} to {100 * high:.2f} %",
+        "Test images": f"{images:,}",
+        "Seed": str(found["spec"]["seed"]),
+    }
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    return f'<dl class="facts">{items}</dl>'
 
 
 def show_evaluation(where: Any, found: dict[str, Any]) -> None:

@@ -16,6 +16,16 @@ Texts = Annotated[tuple[str, ...], option(metavar="TEXT …")]
 Number = Annotated[int | None, option(metavar="N")]
 Numbers = Annotated[tuple[float, ...], option(metavar="X …")]
 Real = Annotated[float | None, option(metavar="X")]
+MARGIN = (
+    "Differences of up to so many points do not matter: within them a recipe is equivalent. Otherwise the smaller "
+    "of half a point and a tenth of the baseline's errors; of other metrics than accuracy 2 % of the baseline."
+)
+Points = Annotated[float | None, option(MARGIN, "POINTS")]
+UNTIL = (
+    "decided: recipes that are undecided get more seeds, one look after another, until they are better, worse or "
+    "equivalent, or have --max-seeds; p and intervals are corrected for the looks."
+)
+Until = Annotated[Literal["decided"] | None, option(UNTIL)]
 Writable = Annotated[Path | None, option(metavar="PATH")]
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER", help="The study's folder.")]
@@ -26,6 +36,8 @@ OF = "The name of a recipe of the study; otherwise the best run of all on valida
 Of = Annotated[str | None, option(OF, "RECIPE")]
 KEEP = "Whose weights the study keeps: those of the best run of every recipe, of all runs, or none; otherwise best."
 Keep = Annotated[Literal["best", "all", "none"] | None, option(KEEP)]
+STUDIES = "Folders of studies; a summary.json or a page of a study stands for its folder."
+Studies = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="STUDY …", help=STUDIES)]
 SUITES = (
     "What is measured beside accuracy, joined by commas: calibration, robustness, stochastic; with options in "
     'brackets, such as "robustness(steps=20)".'

@@ -8,13 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from attemper.errors import ParameterError
 from attemper.files import atomic_write
 from attemper.lab.cli.compare import carry_out, write_report
 from attemper.lab.cli.executor_options import Where
-from attemper.lab.cli.options import Accept, Costs, Data, Folder, Json, Writable
-from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.cli.options import Accept, Costs, Data, Folder, Json, Studies, Writable
+from attemper.lab.cli.printing import command_line, console, print_json, say
 
 if TYPE_CHECKING:
     from attemper.lab.study.live import View
@@ -148,28 +150,42 @@ class Export:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the page of a study from the results that are there: one HTML file that needs nothing else.
+    """Write the page of a study, or of several: one HTML file that needs nothing else.
+
+    Of several studies it shows recipes × tasks: differences with intervals, mean rank, the probability of improvement
+    over none with an interval over tasks, and cost.
 
     Examples
       attemper report runs/digits-vit-digits
       attemper report runs/digits-vit-digits --out page.html
+      attemper report runs/digits runs/cifar10 docs/results/gtzan.html --out tasks.html
     """
 
-    folder: Folder
+    studies: Studies
     out: Writable = None
-    """The file to write; otherwise report.html in the folder."""
+    """The file to write; otherwise report.html in the study's folder, or tasks.html here for several studies."""
     data: Data = None
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.folders import refuse_foreign
+        from attemper.lab.folders import folder_errors, refuse_foreign
+        from attemper.lab.report.many import render
         from attemper.lab.report.page import is_page
-        from attemper.lab.study.study import Study
-        from attemper.lab.study.summary import summarise
+        from attemper.lab.study.many import overview
+        from attemper.lab.study.told import told
 
-        study = Study(self.folder, root=self.data)
-        if self.out is not None:
-            refuse_foreign(self.out, is_page, "a page of Attemper")
-        summary = summarise(study, command=f"attemper study resume {self.folder.name}")
-        path = write_report(summary, self.out or self.folder / "report.html")
+        if not self.studies:
+            raise ParameterError("report needs at least one study: its folder, its summary.json or its page.")
+        path = self.out or (self.studies[0] / "report.html" if len(self.studies) == 1 else Path("tasks.html"))
+        if len(self.studies) == 1 and self.out is None and self.studies[0].is_file():
+            raise ParameterError(f"{self.studies[0]} is no folder: say with --out where the page goes.")
+        if self.out is not None or len(self.studies) > 1:
+            refuse_foreign(path, is_page, "a page of Attemper")
+        summaries = [told(study, self.data) for study in self.studies]
+        if len(summaries) == 1:
+            write_report(summaries[0], path)
+        else:
+            text = render(overview(summaries, [study.name for study in self.studies]), command_line(words))
+            with folder_errors(path):
+                atomic_write(path, text)
         say(console(), f"Report: {path}")
         return 0

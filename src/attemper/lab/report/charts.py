@@ -87,7 +87,7 @@ def _dot_row(row: Row, scale: Scale, top: int) -> str:
         f'<text class="value" x="100%" y="{top + 15}">{escape(row.note)}</text></g>'
     )
     shapes = [_interval(scale, row.low, row.high, middle, "interval")]
-    shapes.append(_interval(scale, row.other_low, row.other_high, middle, "whisker"))
+    shapes.append(_interval(scale, row.other_low, row.other_high, middle + (9 if row.other is None else 0), "whisker"))
     for value, text in row.points:
         if (known := finite(value)) is not None:
             place = percent(scale.at(known))

@@ -27,6 +27,11 @@ class Confusion:
     counts: list[list[int]]
     """How often the class of the row was taken for the class of the column."""
 
+    def items(self, row: int) -> int:
+        """How many samples of a class the test set has; every seed was tested on the same."""
+        total, runs = sum(self.counts[row]), int((self.entry.raw.get("details") or {}).get("runs") or 1)
+        return total // runs if total % runs == 0 else total
+
     def share(self, row: int, column: int) -> float | None:
         """Per cent of a class; None where the test set has nothing of it."""
         total = sum(self.counts[row])
@@ -89,10 +94,8 @@ def _by_class(pair: Sequence[Confusion]) -> str:
         )
         figures = [Cell(number(each.share(at, at), 1), each.share(at, at)) for each in pair]
         mistakes = [Cell(escape(each.mistake(at))) for each in pair]
-        cells.append(
-            [Cell(escape(name), name), Cell(str(sum(first.counts[at])), sum(first.counts[at])), *figures, *mistakes]
-        )
-    columns = [Column("class"), Column("tested", numeric=True, hint="samples, times seeds")]
+        cells.append([Cell(escape(name), name), Cell(f"{first.items(at):,}", first.items(at)), *figures, *mistakes])
+    columns = [Column("class"), Column("test items", numeric=True, hint="the same for every seed")]
     columns += [Column(f"{each.entry.name}, right, %", numeric=True) for each in pair]
     columns += [Column(f"{each.entry.name}, most often taken for") for each in pair]
     hollow = f"Filled: {last.entry.name}. Hollow: {first.entry.name}." if len(pair) > 1 else ""

@@ -33,6 +33,8 @@ class Axis:
     """Numbers that must be on it whatever the data are, such as 0."""
     rule: float | None = None
     """Where a line is drawn across the chart, such as no difference at all."""
+    zone: float | None = None
+    """So far on both sides of the rule, the chart is shaded: what is there does not matter."""
 
     def scale(self, values: list[float | None], *, count: int = 5, margin: float = 0.04) -> Scale:
         rule = () if self.rule is None else (self.rule,)
@@ -90,6 +92,12 @@ def mark(series: int, x: str, y: float, *, hollow: bool = False) -> str:
 def upright(scale: Scale, axis: Axis, top: int, bottom: int) -> str:
     """Grid lines, tick labels and the name of an axis that runs from left to right."""
     parts = []
+    if axis.rule is not None and axis.zone is not None:
+        ends = [min(max(scale.at(axis.rule + side * axis.zone), 0.0), 1.0) for side in (-1, 1)]
+        parts.append(
+            f'<rect class="zone" x="{percent(ends[0])}" width="{percent(ends[1] - ends[0])}" y="{top}" '
+            f'height="{bottom - top}"/>'
+        )
     for tick in scale.ticks:
         x = percent(scale.at(tick))
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>')

@@ -57,7 +57,23 @@ class Entry:
         if not isinstance(given, Mapping):
             return None
         points = {key: percent(given.get(key)) for key in ("mean", "low", "high")}
-        return {**points, "p": finite(given.get("p")), "adjusted": finite(given.get("adjusted"))}
+        return {**points, **{key: finite(given.get(key)) for key in ("p", "adjusted", "level")}}
+
+    @property
+    def alone(self) -> tuple[float, float] | None:
+        """The interval of the difference without any correction, in points."""
+        given = (self.raw.get("difference") or {}).get("alone") or (None, None)
+        low, high = map(percent, given)
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def decision(self) -> Mapping[str, Any]:
+        return self.raw.get("decision") or {}
+
+    @property
+    def sample(self) -> Mapping[str, Any]:
+        """What the test sample adds: how many items it has, and the errors of mean and difference that come of it."""
+        return self.raw.get("sample") or {}
 
     def mean_of(self, part: str) -> float | None:
         values = [value for _, value in self.by_seed(part)]

@@ -113,6 +113,29 @@ def signed(value: object, digits: int = 2) -> str:
     return f"+{text}" if known is not None and known > 0 and float(text) > 0 else text
 
 
+def probability(value: float) -> str:
+    """Never quite 0 or 1: a few seeds cannot say so much.
+
+    >>> probability(0.9997), probability(0.5)
+    ('> 99.9 %', '50.0 %')
+    """
+    if 0.001 <= value <= 0.999:
+        return f"{100 * value:.1f} %"
+    return "> 99.9 %" if value > 0.5 else "< 0.1 %"
+
+
+def more_seeds(more: object) -> str:
+    """How many seeds would decide.
+
+    >>> more_seeds(1), more_seeds(12), more_seeds(None)
+    ('about 1 seed more would decide', 'about 12 seeds more would decide', 'thousands of seeds would be needed')
+    """
+    known = finite(more)
+    if known is None:
+        return "thousands of seeds would be needed"
+    return f"about {known:,.0f} seed{'s' if known > 1 else ''} more would decide"
+
+
 def memory(value: object) -> str:
     """Bytes, in the unit that suits them.
 

@@ -1,31 +1,37 @@
 """The page of a study: what was compared, the verdict, the table, the charts, and how to get all of it again."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attemper.lab.report import confusion, evaluation, rate_charts
 from attemper.lab.report import probe_curves as probes
 from attemper.lab.report import study_charts as figures
 from attemper.lab.report import study_tables as tables
-from attemper.lab.report.entries import Entry, entries
+from attemper.lab.report.entries import Entry, entries, percent
 from attemper.lab.report.markup import data_block, escape
-from attemper.lab.report.page import page
+from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import number
 from attemper.lab.training.spec import Budget
 
 
-def render(summary: Mapping[str, Any]) -> str:
+def render(
+    summary: Mapping[str, Any], *, kicker: str = "Attemper · comparison", first: str = "", after: Sequence[Section] = ()
+) -> str:
     """One self-contained HTML page about a study, from what `attemper.lab.study.summary.summarise` says about it.
+
+    kicker: the small line above the title. first: what stands before everything else, such as a recommendation.
+    after: further sections, before the one that says how to get it again.
 
     It needs no network, holds its own style and script, and is the same text for the same summary. Runs that are
     missing or have diverged, single seeds and unknown costs are shown as what they are.
     """
     ranked = entries(summary)
     metric = str(summary.get("metric") or "accuracy")
+    confidence = float(summary.get("confidence") or 0.95)
     sections = [
-        tables.results(ranked, metric, float(summary.get("confidence") or 0.95)),
-        figures.accuracy(ranked, metric, float(summary.get("confidence") or 0.95)),
+        tables.results(ranked, metric, confidence, str(summary.get("reading") or "")),
+        figures.accuracy(ranked, metric, confidence, percent((summary.get("margin") or {}).get("value"))),
         confusion.classes(ranked),
         figures.curves(ranked, metric),
         probes.attention(ranked),
@@ -37,15 +43,29 @@ def render(summary: Mapping[str, Any]) -> str:
         rate_charts.rates(ranked),
         rate_charts.over_time(ranked),
         tables.configurations(ranked, metric),
+        *after,
         tables.reproduce(summary),
     ]
     title = str(summary.get("title") or "A study")
     data = {key: value for key, value in summary.items() if key != "recipes"}
     # The curves are in the charts and in the study's own files; without them the data stay small.
     data["recipes"] = [{k: v for k, v in entry.raw.items() if k not in ("curves", "probes")} for entry in ranked]
-    head = _verdict(summary) + _notices(ranked, summary) + _facts(ranked, summary) + data_block("summary", data)
+    lead = f'<p class="verdict">{escape(first)}</p>' if first else ""
+    head = lead + (
+        _cautions(summary)
+        + _verdict(summary)
+        + _notices(ranked, summary)
+        + _facts(ranked, summary)
+        + data_block("summary", data)
+    )
     shown = [section for section in sections if section is not None]
-    return page(title, shown, head=head, kicker="Attemper · comparison")
+    return page(title, shown, head=head, kicker=kicker)
+
+
+def _cautions(summary: Mapping[str, Any]) -> str:
+    """What must be known before the verdict is read."""
+    lines = [f'<p class="notice">{escape(line)}</p>' for line in summary.get("cautions") or ()]
+    return "".join(lines)
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
@@ -62,7 +82,7 @@ def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         runs = f"{missing} {'run is' if missing == 1 else 'runs are'} missing" if missing else "some runs are missing"
         notices.append(f"This study is not complete: {runs}. What is below may change.")
     diverged = [f"{entry.name} ({entry.diverged})" for entry in ranked if entry.diverged]
-    if diverged:
+    if diverged and "cautions" not in summary:  # of an older version, which did not say so before the verdict
         notices.append(f"Runs that diverged, with the number of them: {', '.join(diverged)}.")
     if ranked and max(len(entry.test) for entry in ranked) == 1:
         notices.append("One seed only: without a second one, nothing can be said about uncertainty.")
@@ -74,12 +94,15 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     plan = summary.get("plan") or {}
     seeds = sorted({seed for entry in ranked for seed in entry.seeds})
     sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
+    items = next((entry.sample["items"] for entry in ranked if entry.sample.get("items")), None)
     facts = {
         "Task": plan.get("task"),
         "Model": plan.get("model"),
         "Parameters": " – ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
         "Recipes": len(ranked) or None,
         "Seeds": len(seeds) or None,
+        "Test items": f"{items:,}" if items else None,
+        "Equivalent within": _margin(summary),
         "Budget": _budget(plan.get("budget") or {}) or None,
     }
     items = "".join(
@@ -88,6 +111,14 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         if value is not None
     )
     return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def _margin(summary: Mapping[str, Any]) -> str | None:
+    margin = summary.get("margin") or {}
+    value = percent(margin.get("value"))
+    if value is None:
+        return None
+    return f"±{number(value, 2)} points{'' if margin.get('given') else ' (the default)'}"
 
 
 def _budget(given: Mapping[str, Any]) -> str:

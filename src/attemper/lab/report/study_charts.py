@@ -20,7 +20,7 @@ FOCUS = 0.2
 """The part of training that the axes of learning curves need not fit: what matters comes later, and is much closer."""
 
 
-def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section:
+def accuracy(ranked: Sequence[Entry], metric: str, confidence: float, margin: float | None = None) -> Section:
     """The metric with intervals, and beside it the paired differences, recipe by recipe in the same order."""
     sure = f"{100 * confidence:g} %"
     rows = []
@@ -50,11 +50,11 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float) -> Section
             "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
             "means overlap. Bars that reach the edge go on beyond it."
         ),
-        body=f'<div class="pair">{levels}{_differences(ranked, sure)}</div>',
+        body=f'<div class="pair">{levels}{_differences(ranked, margin)}</div>',
     )
 
 
-def _differences(ranked: Sequence[Entry], sure: str) -> str:
+def _differences(ranked: Sequence[Entry], margin: float | None) -> str:
     rows = []
     for entry in ranked:
         given = entry.difference or {}
@@ -66,6 +66,8 @@ def _differences(ranked: Sequence[Entry], sure: str) -> str:
                 value=0.0 if entry.baseline and entry.mean is not None else mean,
                 low=low,
                 high=high,
+                other_low=entry.alone[0] if entry.alone else None,
+                other_high=entry.alone[1] if entry.alone else None,
                 note="baseline" if entry.baseline else "–" if mean is None else signed(mean),
             )
         )
@@ -74,8 +76,12 @@ def _differences(ranked: Sequence[Entry], sure: str) -> str:
     return dots(
         rows,
         title="Paired difference to the baseline",
-        axis=Axis(label="points", rule=0.0),
-        note=f"Mean over seeds and its {sure} interval. Right of the line is better.",
+        axis=Axis(label="points", rule=0.0, zone=margin),
+        note=(
+            "Mean over seeds, its adjusted interval, and below it the 95 % interval without correction. Right of "
+            "the line "
+            "is better." + (" Within the shaded zone, a difference does not matter." if margin else "")
+        ),
     )
 
 

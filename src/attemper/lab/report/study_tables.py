@@ -7,17 +7,25 @@ from attemper.lab.report.charts import key
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
-from attemper.lab.report.scale import finite, memory, number, operations, signed
+from attemper.lab.report.scale import finite, memory, more_seeds, number, operations, probability, signed
 
 
-def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
-    """Every recipe with its figures; sortable."""
+def results(ranked: list[Entry], metric: str, confidence: float, reading: str = "") -> Section:
+    """Every recipe with its figures; sortable. reading: how differences, intervals and verdicts are to be read."""
     sure = f"{100 * confidence:g} %"
+    rates = len({entry.raw.get("lr") for entry in ranked} - {None}) > 1
+    wide = any(abs((entry.difference or {}).get("level") or 0.05) < 0.0499 for entry in ranked)
+    interval = "adjusted interval" if wide else f"{sure} interval"
     columns = [
         Column("recipe"),
-        Column(f"test {metric}, %", numeric=True, hint="mean over seeds ± standard deviation"),
-        Column("against the baseline", numeric=True, hint=f"paired difference in points, with its {sure} interval"),
-        Column("adjusted p", numeric=True, rising=True, hint="corrected for the number of recipes"),
+        Column(
+            f"test {metric}, %", numeric=True, hint="mean over seeds ± standard deviation; below, of the test sample"
+        ),
+        Column("against the baseline", numeric=True, hint=f"paired difference in points, with its {interval}"),
+        Column("verdict", hint="better, worse, equivalent or undecided; below, how many seeds more would decide"),
+        Column("P(better)", numeric=True, hint="the probability of any gain, by these seeds alone"),
+        Column("could see", numeric=True, rising=True, hint="difference in points that 80 of 100 such studies find"),
+        Column("adjusted p", numeric=True, rising=True, hint="corrected for the number of comparisons and looks"),
         Column("rank", numeric=True, rising=True, hint=f"1 is best; with its {sure} interval"),
         Column("gap", numeric=True, rising=True, hint="train less test, in points"),
         Column("step time", numeric=True, rising=True, hint="ratio to the baseline"),
@@ -27,9 +35,12 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
     ]
     rows = [
         [
-            _name(entry),
-            Cell(_spread(entry.mean, entry.deviation), entry.mean),
-            _difference(entry, 1 - confidence),
+            _name(entry, rates),
+            Cell(_spread(entry.mean, entry.deviation) + _sample(entry), entry.mean),
+            _difference(entry),
+            _verdict(entry),
+            _probability(entry),
+            Cell(number(percent(entry.decision.get("smallest")), 2), percent(entry.decision.get("smallest"))),
             _p_value(entry),
             _interval(entry.rank, "mean", 1),
             Cell(number(entry.gap, 2), entry.gap),
@@ -47,16 +58,21 @@ def results(ranked: list[Entry], metric: str, confidence: float) -> Section:
     return Section(
         heading="Results",
         lead=(
-            f"Test {metric} at the epoch that was best on validation. Differences are paired by seed: the same split, "
-            "initial weights and batch order. Press a heading to sort."
+            f"Test {metric} at the epoch that was best on validation. Same split, initial weights and batch order "
+            "under "
+            f"one seed. {reading} Small figures: the adjusted interval; ± of the test sample alone, which is the "
+            "same for "
+            "every seed and not in the intervals. Press a heading to sort."
         ),
         body=body if ranked else "<p>Nothing to show yet.</p>",
     )
 
 
-def _name(entry: Entry) -> Cell:
+def _name(entry: Entry, rates: bool) -> Cell:
+    """rates: recipes have learning rates of their own."""
     lr = finite(entry.raw.get("lr"))
-    chosen = f"lr {number(lr)}" if lr is not None and len(entry.raw.get("configurations") or ()) > 1 else ""
+    told = rates or len(entry.raw.get("configurations") or ()) > 1
+    chosen = f"lr {number(lr)}" if lr is not None and told else ""
     recipe = entry.recipe if entry.recipe != entry.name else ""
     small = " · ".join(part for part in (recipe, chosen) if part)
     below = f"<small>{escape(small)}</small>" if small else ""
@@ -69,17 +85,42 @@ def _spread(mean: float | None, deviation: float | None) -> str:
     return number(mean, 2) if deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
 
 
-def _difference(entry: Entry, level: float) -> Cell:
+def _sample(entry: Entry) -> str:
+    """The uncertainty that the test sample brings, whatever the seeds: of a share of so many items."""
+    error, items = percent(entry.sample.get("error")), entry.sample.get("items")
+    return "" if error is None else f"<small>± {number(1.96 * error, 2)}, {items:,} items</small>"
+
+
+COLOURS = {"better": "good", "worse": "bad"}
+
+
+def _difference(entry: Entry) -> Cell:
     difference = entry.difference
     if difference is None or difference["mean"] is None:
         return Cell("–")
-    mean, adjusted = difference["mean"], difference["adjusted"]
-    # Colour only where the difference would stand among all the recipes of the study.
-    label = "" if adjusted is None or adjusted >= level else "good" if mean > 0 else "bad"
-    text = signed(mean)
+    text = signed(difference["mean"])
     if difference["low"] is not None and difference["high"] is not None:
         text += f"<small>{signed(difference['low'])} to {signed(difference['high'])}</small>"
-    return Cell(text, mean, label)
+    if (error := percent(entry.sample.get("difference"))) is not None:
+        text += f"<small>± {number(1.96 * error, 2)}, sample</small>"
+    return Cell(text, difference["mean"], COLOURS.get(str(entry.decision.get("answer")), ""))
+
+
+def _verdict(entry: Entry) -> Cell:
+    answer = entry.decision.get("answer")
+    if answer is None:
+        return Cell("baseline" if entry.baseline else "–")
+    more = entry.decision.get("more")
+    decides = f"+{number(more)} {'seed' if more == 1 else 'seeds'} would decide" if more else more_seeds(None)
+    below = f"<small>{escape(decides)}</small>" if answer == "undecided" and entry.difference["p"] else ""  # type: ignore[index]
+    if answer == "equivalent" and entry.decision.get("real"):
+        below = "<small>differs, by less than matters</small>"
+    return Cell(f"{escape(answer)}{below}", str(answer), COLOURS.get(str(answer), ""))
+
+
+def _probability(entry: Entry) -> Cell:
+    value = finite(entry.decision.get("better"))
+    return Cell("–") if value is None else Cell(escape(probability(value)), value)
 
 
 def _p_value(entry: Entry) -> Cell:

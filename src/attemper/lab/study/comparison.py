@@ -17,6 +17,7 @@ from attemper.lab.study.rank_team import RankTeamEngine, follow, send_summary, w
 from attemper.lab.study.settings import Settings, read_settings
 from attemper.lab.study.study import ATTEMPTS, Study
 from attemper.lab.study.summary import Summary, summarise
+from attemper.lab.study.until import going_on, longer_plan, what_is_added
 from attemper.lab.training.ranks import current
 
 DEFAULT_PLAN: Mapping[str, Any] = {
@@ -29,7 +30,7 @@ DEFAULT_PLAN: Mapping[str, Any] = {
     "recipes": [
         "none",
         "dropkey(0.1, schedule=decreasing)",
-        "dropattention(0.1)",
+        "dropattention(0.1, rescale=normalize)",
         "hardmask(0.1, k=3)",
         "blur",
         "explicit(v=5e-4, ff=5e-4, p=0.2)",
@@ -83,27 +84,38 @@ def compare(
     if not ranks.main:
         watched = settings or read_settings(Path(folder))
         return follow(engine or Training(watched.probe_every), plan.task, root, ranks)
-    study = Study(
-        folder,
-        plan,
-        root,
-        engine=engine,
-        settings=settings,
-        change_plan=change_plan,
-        attempts=attempts or ATTEMPTS,
-        accept_versions=accept_versions,
-    )
-    if not ranks.alone:
-        study.engine = RankTeamEngine(study.engine, ranks)
+
+    def opened(plan: Plan) -> Study:
+        study = Study(
+            folder,
+            plan,
+            root,
+            engine=engine,
+            settings=settings,
+            change_plan=change_plan,
+            attempts=attempts or ATTEMPTS,
+            accept_versions=accept_versions,
+        )
+        if not ranks.alone:
+            study.engine = RankTeamEngine(study.engine, ranks)
+        return study
+
+    study = opened(going_on(plan, Path(folder)))
     for note in plan.notes:
         view.note(note)
     try:
         study.check_versions()
         study.check()
-        if ranks.alone:
-            work(study, workers=workers, view=view, executor=executor)
-        else:
-            work_together(study, view, workers=workers, executor=executor, stop=stop)
+        while True:
+            if ranks.alone:
+                work(study, workers=workers, view=view, executor=executor)
+            else:
+                work_together(study, view, workers=workers, executor=executor, stop=stop)
+            longer = longer_plan(study)
+            if longer is None:
+                break
+            view.note(what_is_added(longer))
+            study = opened(going_on(longer, Path(folder)))
         view.close()  # a bar takes its place
         if costs:
             view.note("measuring what a training step costs with each recipe")

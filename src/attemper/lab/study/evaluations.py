@@ -1,13 +1,13 @@
 """The table of a study's evaluations: calibration and robustness of every recipe."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from attemper.lab.study.statistics import CONFIDENCE, holm, paired_difference
+from attemper.lab.study.decisions import adjusted as adjusted_differences
+from attemper.lab.study.statistics import CONFIDENCE, paired_difference
 
 STAR = "* differs from the baseline: paired by seed, p ≤ 0.05 after Holm's correction over all figures of this table."
 """What stands below a table in which something stands out."""
@@ -22,9 +22,8 @@ def compare_figures(rows: Sequence[dict[str, Any]], baseline: dict[str, Any]) ->
     known = {figure["name"]: figure for figure in _figures(baseline)}
     others = [figure for row in rows if row is not baseline for figure in _figures(row) if figure["name"] in known]
     found = [paired_difference(figure["values"], known[figure["name"]]["values"]) for figure in others]
-    adjusted = holm([None if difference is None else difference.p for difference in found])
-    for figure, difference, p in zip(others, found, adjusted, strict=True):
-        figure["difference"] = None if difference is None else {**asdict(difference), "adjusted": p}
+    for figure, difference in zip(others, adjusted_differences(found), strict=True):
+        figure["difference"] = difference
 
 
 def _figures(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,9 +5,9 @@ import io
 from typing import Any, Literal
 
 from attemper.lab.folders import read_object
-from attemper.lab.report.scale import operations
+from attemper.lab.report.scale import operations, probability
 from attemper.lab.study.evaluations import STAR, evaluation_rows, figure_names, figures_of
-from attemper.lab.study.verdict import join
+from attemper.lab.study.verdict import answer_text, interval_name, join
 
 Summary = dict[str, Any]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -15,7 +15,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 CSV_START = ("name", "recipe", "lr", "mean", "deviation")
-MARKDOWN_START = ("recipe", "test", "difference to the baseline", "p", "rank", "step time")
+MARKDOWN_START = ("recipe", "test", "difference to the baseline", "verdict", "P(better)", "could see")
+MARKDOWN_REST = ("p", "rank", "step time")
 MARKDOWN_MORE = ("FLOPs, step", "published")
 
 
@@ -33,9 +34,11 @@ def to_csv(summary: Summary) -> str:
 
     A text that a spreadsheet would take for a formula has an apostrophe before it.
     """
-    seeds = summary["plan"]["seeds"]
+    seeds = summary["recipes"][0]["seeds"]
     columns = [
         *(*CSV_START, "difference", "low", "high", "p", "p_adjusted"),
+        *("low_alone", "high_alone", "verdict", "more_seeds", "p_better", "p_within_margin", "could_see"),
+        *("test_items", "test_sample_error", "test_sample_error_of_difference"),
         *("rank", "rank_low", "rank_high", "diverged", "missing", "parameters", "forward_flops", "step_flops"),
         *(
             "cost_ratio",
@@ -53,12 +56,16 @@ def to_csv(summary: Summary) -> str:
     writer.writerow(columns)
     for row in summary["recipes"]:
         difference, rank = row["difference"] or {}, row["rank"] or {}
+        decision, sample = row["decision"] or {}, row["sample"] or {}
         cost, published, flops = row["cost"] or {}, row["published"] or {}, row.get("flops") or {}
         writer.writerow(
             [
                 *(_harmless(row[name]) for name in ("name", "recipe")),
                 *(row[name] for name in CSV_START[2:]),
                 *(difference.get(name) for name in ("mean", "low", "high", "p", "adjusted")),
+                *(difference.get("alone") or (None, None)),
+                *(decision.get(name) for name in ("answer", "more", "better", "within", "smallest")),
+                *(sample.get(name) for name in ("items", "error", "difference")),
                 *(rank.get(name) for name in ("mean", "low", "high")),
                 *(row[name] for name in ("diverged", "missing", "parameters")),
                 *(flops.get(name) for name in ("forward", "step")),
@@ -83,18 +90,20 @@ def _harmless(text: str) -> str:
 
 def to_markdown(summary: Summary) -> str:
     """The verdict and a table, accuracies in per cent."""
-    header = shown([*MARKDOWN_START, *MARKDOWN_MORE], summary)
-    lines = [f"# {_cell(summary['title'])}", "", _cell(summary["verdict"]), ""]
+    header = shown([*MARKDOWN_START, *MARKDOWN_REST, *MARKDOWN_MORE], summary)
+    lines = [f"# {_cell(summary['title'])}", ""]
+    for caution in summary["cautions"]:
+        lines += [f"**{_cell(caution)}**", ""]
+    lines += [_cell(summary["verdict"]), ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     lines += [f"| {' | '.join(map(_cell, shown(cells(row), summary)))} |" for row in summary["recipes"]]
     plan = summary["plan"]
-    seeds, epochs = len(plan["seeds"]), plan["budget"]["epochs"]
+    seeds, epochs = max(len(row["test"]) for row in summary["recipes"]), plan["budget"]["epochs"]
     lines += [
         "",
         f"Test {summary['metric']} in per cent, mean ± deviation over {seeds} seed{'s' if seeds > 1 else ''}; {epochs} "
-        f"epochs on {_cell(plan['task'])} with {_cell(plan['model'])}. Differences are paired by seed, with a "
-        f"{100 * summary['confidence']:g} % interval; p is corrected by Holm's method. Configurations and epochs are "
-        "chosen on validation.",
+        f"epochs on {_cell(plan['task'])} with {_cell(plan['model'])}. {_cell(how(summary))} Configurations and epochs "
+        "are chosen on validation.",
     ]
     if any(row.get("flops") for row in summary["recipes"]):
         lines[-1] += " FLOPs are those of a training step; elementwise work is not counted."
@@ -110,6 +119,22 @@ def to_markdown(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
+def how(summary: Summary) -> str:
+    """How differences, intervals and verdicts are to be read."""
+    names = {interval_name(row["difference"]) for row in summary["recipes"] if row["difference"]}
+    kind = "adjusted interval, as wide as the correction of p asks" if "adjusted interval" in names else "95 % interval"
+    looks = summary["plan"].get("until") == "decided"
+    correction = "for the comparisons and for every look that was taken" if looks else "by Holm's method"
+    margin = summary["margin"]["value"]
+    within = "" if margin is None else f" Equivalent: the whole interval is within ±{100 * margin:.2f} points."
+    return (
+        f"Differences are paired by seed, with their {kind}; p is corrected {correction}.{within} P(better): the "
+        "probability of any gain, by these seeds alone. Could see: the smallest difference that so many seeds find "
+        "in 80 "
+        "of 100 studies."
+    )
+
+
 def shown(columns: list[str], summary: Summary) -> list[str]:
     """Of a header or of a line of `cells`, what is shown: the last two columns only where a recipe has a value."""
     *first, flops, published = columns
@@ -119,13 +144,16 @@ def shown(columns: list[str], summary: Summary) -> list[str]:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """One recipe as a line of a table for people: name, test, difference, p, rank, step time, FLOPs, published."""
+    """One recipe as a line of a table for people, in the order of the columns of the Markdown table."""
     difference, rank, cost, published = row["difference"], row["rank"], row["cost"], row["published"]
-    flops = row.get("flops")
+    flops, decision = row.get("flops"), row["decision"] or {}
     return [
         row["name"] + _flaws(row),
         _spread(row["mean"], row["deviation"]),
         "" if difference is None else _interval(difference),
+        answer_text(row["decision"]),
+        "" if decision.get("better") is None else probability(decision["better"]),
+        "" if decision.get("smallest") is None else f"{100 * decision['smallest']:.2f}",
         "" if difference is None else _p(difference["adjusted"]),
         "" if rank is None else _range(rank),
         "" if cost is None else f"× {cost['ratio']:.2f}",

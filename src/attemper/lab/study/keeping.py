@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from attemper.lab.study.selection import validation_of
 
 if TYPE_CHECKING:
+    from attemper.lab.study.plan import Entry
     from attemper.lab.study.study import Study
 
 
@@ -18,10 +19,15 @@ def drop_worse(study: Study) -> None:
     if study.plan.keep != "best" or not (kept := study.store.kept()):
         return
     wanted = {key for ranked in ranked_runs(study, kept).values() for key in ranked[:1]}
-    known = {key for entry in study.plan.recipes for keys in study.keys_of(entry).values() for key in keys}
+    known = {key for entry in study.plan.recipes for keys in _keys(study, entry) for key in keys}
     for key in kept & known - wanted:
         if study.store.result(key) is not None:  # else it is about to get one
             study.store.drop_weights(key)
+
+
+def _keys(study: Study, entry: Entry) -> list[list[str]]:
+    """The runs of a row, those that it got because it was undecided included."""
+    return [*study.keys_of(entry).values(), study.more_of(entry)]
 
 
 def ranked_runs(study: Study, kept: set[str]) -> dict[str, list[str]]:
@@ -29,7 +35,7 @@ def ranked_runs(study: Study, kept: set[str]) -> dict[str, list[str]]:
     found = {}
     for entry in study.plan.recipes:
         scores = {}
-        for keys in study.keys_of(entry).values():
+        for keys in _keys(study, entry):
             for key in keys:
                 result = study.store.result(key) if key in kept else None
                 if result is not None:

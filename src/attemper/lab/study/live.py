@@ -146,13 +146,16 @@ def _headline(status: Status) -> str:
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """The final table, for a terminal."""
-    titles = ["recipe", f"test {summary['metric']} %", "difference to baseline", "p", "rank", "step time"]
-    header = shown([*titles, "FLOPs", "published"], summary)
+    titles = ["recipe", f"test {summary['metric']} %", "difference to baseline", "verdict", "P(better)", "could see"]
+    header = shown([*titles, "p", "rank", "step time", "FLOPs", "published"], summary)
+    # p, rank and FLOPs are in the other tables; here they would take the room of the verdict.
+    kept = [at for at, title in enumerate(header) if title not in ("p", "rank", "FLOPs")]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, title in enumerate(header):
-        table.add_column(title, justify="right" if index else "left", overflow="ellipsis" if index else "fold")
+    for at in kept:
+        table.add_column(header[at], justify="right" if at else "left", overflow="fold")
     for row in summary["recipes"]:
-        table.add_row(*(Text(cell) for cell in shown(cells(row), summary)))
+        line = shown(cells(row), summary)
+        table.add_row(*(Text(line[at]) for at in kept))
     return table
 
 

@@ -8,19 +8,22 @@ import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from attemper.errors import AttemperError, quoted, shown, suggestion
 from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.errors import PlanError
 from attemper.lab.evaluation.suites import parse_suites
 from attemper.lab.study.grids import expand
+from attemper.lab.study.sameness import plainest
 from attemper.lab.training.schedule import schedule_notes
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.recipe import as_methods, render
 
 BASELINE = "none"
 MOST_SEEDS = 1_000
+MAX_SEEDS = 40
+"""Up to which seeds are added, unless the plan says otherwise."""
 MOST_RECIPES = 1_000
 MOST_RATES = 100
 MOST_RUNS = 50_000
@@ -44,6 +47,8 @@ class Entry:
     """As `attemper.render` writes it; a grid as it was given."""
     name: str = ""
     """Empty: the recipe as it was given."""
+    tried: tuple[tuple[str, float], ...] = ()
+    """Single pairs of recipe and learning rate among which validation chooses; empty: every recipe at every rate."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or " ".join(self.recipe.split()))
@@ -75,6 +80,18 @@ class Published:
     source: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class More:
+    """Seeds that a row got beyond the plan's own, because it was not decided."""
+
+    name: str
+    recipe: str
+    lr: float
+    """Of the configuration that validation chose over the plan's own seeds."""
+    seeds: int
+    """In all."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """Recipes × seeds on one task, with one model and one budget.
@@ -101,6 +118,13 @@ class Plan:
     """What every run measures at its end beside accuracy: suites of `attemper.lab.evaluation`."""
     keep: str = dataclasses.field(default="best", compare=False)
     """Whose weights the study keeps: those of the best run of every recipe, of "all" runs, or "none"."""
+    margin: float | None = None
+    """In points: a difference that does not matter; none: as `decisions.default_margin` has it."""
+    until: Literal["decided"] | None = None
+    """decided: recipes that are not get more seeds, until they are or have `max_seeds`."""
+    max_seeds: int | None = None
+    more: tuple[More, ...] = ()
+    """What was added so far."""
     notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """What was added or changed while reading, for people to read."""
 
@@ -108,9 +132,23 @@ class Plan:
     def baseline(self) -> Entry:
         return next(entry for entry in self.recipes if entry.is_baseline)
 
+    @property
+    def every_seed(self) -> tuple[int, ...]:
+        """The plan's own seeds, and behind them those that some row got beside."""
+        return self.first_seeds(max([len(self.seeds), *(more.seeds for more in self.more)]))
+
+    def first_seeds(self, count: int) -> tuple[int, ...]:
+        """So many seeds: the plan's own, and then the numbers behind the largest of them."""
+        after = max(self.seeds) + 1
+        return (*self.seeds, *range(after, after + count - len(self.seeds)))[: max(count, len(self.seeds))]
+
+    def more_of(self, entry: Entry) -> More | None:
+        """What a row got beyond the plan's own seeds."""
+        return next((more for more in self.more if more.name == entry.name), None)
+
     def configurations(self, entry: Entry) -> list[tuple[str, float]]:
         """The pairs of recipe and learning rate among which validation chooses."""
-        return [(recipe, lr) for recipe in entry.configurations for lr in self.lr]
+        return list(entry.tried) or [(recipe, lr) for recipe in entry.configurations for lr in self.lr]
 
     def spec(self, recipe: str, lr: float, seed: int, task: str | None = None) -> RunSpec:
         """One run of the plan. task: the name that the opened task gives itself, where it is known."""
@@ -127,23 +165,32 @@ class Plan:
             for entry in self.recipes
             for recipe, lr in self.configurations(entry)
         ]
-        return list(dict.fromkeys(every))
+        added = [
+            self.spec(more.recipe, more.lr, seed, task)
+            for at, seed in enumerate(self.every_seed)
+            for more in self.more
+            if len(self.seeds) <= at < more.seeds
+        ]
+        return list(dict.fromkeys([*every, *added]))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as its file says it, with every default written out."""
         budget = {name: value for name, value in self.budget.to_dict().items() if name != "lr"}
         plan: dict[str, Any] = {"title": self.title} if self.title else {}
         plan |= {"task": self.task, "model": self.model, "seeds": list(self.seeds), "budget": budget}
-        plan |= {
-            "lr": list(self.lr),
-            "recipes": [{"name": entry.name, "recipe": entry.recipe} for entry in self.recipes],
-        }
+        plan |= {"lr": list(self.lr), "recipes": [_entry_dict(entry) for entry in self.recipes]}
         if self.published:
             plan["published"] = [dataclasses.asdict(row) for row in self.published]
         if self.evaluate:
             plan["evaluate"] = list(self.evaluate)
         if self.keep != KEEP[0]:
             plan["keep"] = self.keep
+        if self.margin is not None:
+            plan["margin"] = self.margin
+        if self.until is not None:
+            plan |= {"until": self.until, "max_seeds": self.max_seeds}
+        if self.more:
+            plan["more"] = [dataclasses.asdict(more) for more in self.more]
         return plan
 
     @classmethod
@@ -158,7 +205,8 @@ class Plan:
         entries, notes = _entries(given["recipes"])
         budget, lr = _budget_and_rates(given.get("budget"), given.get("lr"))
         seeds = _seeds(given.get("seeds", 5))
-        _refuse_many(entries, seeds, lr)
+        until, most = _until(given.get("until"), given.get("max_seeds"), seeds)
+        _refuse_many(entries, range(most or len(seeds)), lr)
         return cls(
             task=_text(given["task"], "task", "digits"),
             model=_model(given["model"]),
@@ -170,12 +218,17 @@ class Plan:
             published=_published(given.get("published"), entries),
             evaluate=_evaluate(given.get("evaluate")),
             keep=_keep(given.get("keep", KEEP[0])),
-            notes=(*notes, *schedule_notes(budget)),
+            margin=_margin(given.get("margin")),
+            until=until,
+            max_seeds=most,
+            more=_more(given.get("more"), entries, most),
+            notes=(*notes, *schedule_notes(budget), *_same_things(entries)),
         )
 
 
 def _refuse_many(entries: Sequence[Entry], seeds: Sequence[int], lr: Sequence[float]) -> None:
-    runs = sum(len(entry.configurations) for entry in entries) * len(seeds) * len(lr)
+    tried = sum(len(entry.tried) or len(entry.configurations) * len(lr) for entry in entries)
+    runs = tried * len(seeds)
     if runs > MOST_RUNS:
         raise PlanError(
             f"The plan stands for {runs:,} runs, recipes × seeds × learning rates; at most {MOST_RUNS:,} are run."
@@ -269,7 +322,9 @@ def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:
         given = {"recipe": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("recipe", ""), str):
         raise PlanError(f"{shown(given)} is no recipe; write one such as dropkey(0.1), or a name and a recipe.", path)
-    _check_keys("recipe of a plan", given, ["name", "recipe"], path)
+    _check_keys("recipe of a plan", given, ["name", "recipe", "tried"], path)
+    if "tried" in given:
+        return _tried(given, path)
     if "recipe" not in given:
         raise PlanError(f"{shown(dict(given))} has no 'recipe'.", path)
     name = given.get("name", "")
@@ -280,6 +335,34 @@ def _entry(given: Any, path: tuple[str | int, ...]) -> Entry:
         return Entry(given["recipe"], name)
     except AttemperError as error:
         raise PlanError(str(error), path) from None
+
+
+def _entry_dict(entry: Entry) -> dict[str, Any]:
+    if not entry.tried:
+        return {"name": entry.name, "recipe": entry.recipe}
+    return {"name": entry.name, "tried": [{"recipe": recipe, "lr": lr} for recipe, lr in entry.tried]}
+
+
+def _tried(given: Mapping[str, Any], path: tuple[str | int, ...]) -> Entry:
+    """A row of single configurations, each with its own learning rate."""
+    rows, name = given["tried"], given.get("name")
+    fits = isinstance(rows, list | tuple) and rows and isinstance(name, str) and name and "recipe" not in given
+    if not fits or not all(isinstance(row, Mapping) and set(row) == {"recipe", "lr"} for row in rows):
+        raise PlanError(f"{shown(dict(given))}: tried is a list of recipe and lr, and its row has a name.", path)
+    if not all(isinstance(row["recipe"], str) and _number(row["lr"]) and row["lr"] > 0 for row in rows):
+        raise PlanError(f"{shown(dict(given))}: a recipe is a text and lr a number above 0.", path)
+    try:
+        pairs = dict.fromkeys((render(as_methods(row["recipe"])), float(row["lr"])) for row in rows)
+        return row_of(_short(str(name).strip(), "The name of a recipe", path), list(pairs))
+    except AttemperError as error:
+        raise PlanError(str(error), path) from None
+
+
+def row_of(name: str, tried: Sequence[tuple[str, float]]) -> Entry:
+    """A row of single configurations."""
+    recipes = list(dict.fromkeys(recipe for recipe, _ in tried))
+    text = recipes[0] if len(recipes) == 1 else f"{{{', '.join(recipes)}}}"
+    return Entry(text, name, tuple(tried))
 
 
 def _budget_and_rates(budget: Any, lr: Any) -> tuple[Budget, tuple[float, ...]]:
@@ -347,6 +430,74 @@ def _keep(given: Any) -> str:
     if given not in KEEP:
         raise PlanError(f"keep is {shown(given)}; it must be one of {', '.join(KEEP)}.", ("keep",))
     return str(given)
+
+
+def _until(until: Any, most: Any, seeds: Sequence[int]) -> tuple[Literal["decided"] | None, int | None]:
+    """Whether seeds are added, and up to how many."""
+    if until is None:
+        if most is not None:
+            raise PlanError("max_seeds says nothing without until: decided.", ("max_seeds",))
+        return None, None
+    if until != "decided":
+        raise PlanError(f"until is {shown(until)}; it can be: decided.", ("until",))
+    most = MAX_SEEDS if most is None else most
+    if not _whole(most) or not len(seeds) < most <= MOST_SEEDS:
+        raise PlanError(
+            f"max_seeds is {shown(most)}; it must be more than the {len(seeds)} seeds that the study begins with, "
+            "and at "
+            f"most {MOST_SEEDS:,}.",
+            ("max_seeds",),
+        )
+    if len(seeds) < 2:
+        raise PlanError("until: decided needs at least two seeds to begin with, better three.", ("seeds",))
+    if max(seeds) + most > LARGEST_SEED:
+        raise PlanError("seeds must leave room for those that until: decided adds behind them.", ("seeds",))
+    return "decided", most
+
+
+def _more(given: Any, entries: Sequence[Entry], most: int | None) -> tuple[More, ...]:
+    if given is None:
+        return ()
+    known = {entry.name: entry for entry in entries}
+    if most is None or not isinstance(given, list | tuple):
+        raise PlanError("more is what a study with until: decided has added so far; leave it out.", ("more",))
+    found = []
+    for index, row in enumerate(given):
+        path: tuple[str | int, ...] = ("more", index)
+        if not isinstance(row, Mapping) or set(row) != {"name", "recipe", "lr", "seeds"} or row["name"] not in known:
+            raise PlanError(f"{shown(row)} adds to no recipe of this plan: name, recipe, lr and seeds.", path)
+        fits = row["recipe"] in known[row["name"]].configurations
+        if not fits or not _number(row["lr"]) or not _whole(row["seeds"]) or not 0 < row["seeds"] <= most:
+            raise PlanError(f"{shown(row)} adds to no recipe of this plan: name, recipe, lr and seeds.", path)
+        found.append(More(row["name"], row["recipe"], float(row["lr"]), row["seeds"]))
+    return tuple(found)
+
+
+def _margin(given: Any) -> float | None:
+    if given is None:
+        return None
+    if not _number(given) or not 0 < given < 100:
+        raise PlanError(
+            f"margin is {shown(given)}; it must be a number of points above 0, such as 0.5: differences that small do "
+            "not matter.",
+            ("margin",),
+        )
+    return float(given)
+
+
+def _same_things(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """A note for every recipe that computes what an earlier one does."""
+    found, notes = dict[str, str](), []
+    for entry in entries:
+        if len(entry.configurations) == 1:
+            plain = plainest(entry.recipe)
+            if plain in found:
+                notes.append(
+                    f"'{entry.name}' is the same thing as '{found[plain]}': they are counted once, and one can be "
+                    "left out"
+                )
+            found.setdefault(plain, entry.name)
+    return tuple(notes)
 
 
 def _published(given: Any, entries: tuple[Entry, ...]) -> tuple[Published, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
+from scipy.special import ndtri, stdtr, stdtrit  # type: ignore[import-untyped]
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
@@ -30,6 +30,8 @@ class Difference:
     """Of the paired t test; none where the interval is."""
     seeds: int
     """How many seeds both have."""
+    spread: float | None = None
+    """The deviation of the differences over seeds; none with one seed."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,18 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
+def share_interval(share: float, items: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's interval of a share of so many items that were drawn at random.
+
+    >>> [round(end, 3) for end in share_interval(0.9, 100)]
+    [0.826, 0.945]
+    """
+    z = float(ndtri((1 + confidence) / 2))
+    centre = (share + z * z / (2 * items)) / (1 + z * z / items)
+    reach = z * math.sqrt(share * (1 - share) / items + z * z / (4 * items**2)) / (1 + z * z / items)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
 def paired_difference(
     ours: Sequence[float | None], baseline: Sequence[float | None], confidence: float = CONFIDENCE
 ) -> Difference | None:
@@ -74,11 +88,11 @@ def paired_difference(
         return None
     centre, spread = math.fsum(differences) / n, deviation(differences)
     if spread is None or spread <= NO_SPREAD:
-        return Difference(centre, None, None, None, n)
+        return Difference(centre, None, None, None, n, spread)
     error = spread / math.sqrt(n)
     reach = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
     p = 2 * float(stdtr(n - 1, -abs(centre) / error))
-    return Difference(centre, centre - reach, centre + reach, p, n)
+    return Difference(centre, centre - reach, centre + reach, p, n, spread)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

@@ -114,6 +114,7 @@ def _standing(
     study: Study, entry: Entry, results: dict[str, Result], running: dict[str, Running], failed: set[str]
 ) -> Standing:
     keys = list(dict.fromkeys(key for keys in study.keys_of(entry).values() for key in keys))
+    keys += [key for key in study.more_of(entry) if key not in keys]
     done = [results[key] for key in keys if key in results]
     reached = [value for value in map(validation_of, done) if value is not None]
     return Standing(

@@ -150,6 +150,15 @@ class Study:
             for recipe, lr in self.plan.configurations(entry)
         }
 
+    def more_of(self, entry: Entry) -> list[str]:
+        """The runs that a row got beyond the plan's own seeds."""
+        more, seeds = self.plan.more_of(entry), self.plan.every_seed
+        if more is None:
+            return []
+        name = self.data["task"]
+        added = seeds[len(self.plan.seeds) : more.seeds]
+        return [self.key(self.plan.spec(more.recipe, more.lr, seed, name)) for seed in added]
+
     # What there is, and what there is to do.
 
     def results(self) -> dict[str, Result]:

@@ -5,15 +5,15 @@ from dataclasses import asdict
 from typing import Any
 
 from attemper.lab.evaluation.key_figures import over_seeds
+from attemper.lab.study.assessment import assess
 from attemper.lab.study.costs import cost_problem, read_costs
-from attemper.lab.study.evaluations import compare_figures
+from attemper.lab.study.export import how
 from attemper.lab.study.notices import notices, row_versions
 from attemper.lab.study.plan import Entry, Plan
 from attemper.lab.study.selection import Choice, choose, validation_of
-from attemper.lab.study.statistics import CONFIDENCE, deviation, holm, mean, paired_difference, ranks
+from attemper.lab.study.statistics import CONFIDENCE, deviation, mean
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
-from attemper.lab.study.verdict import verdict
 
 Summary = dict[str, Any]
 METRIC = "accuracy"
@@ -26,17 +26,16 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
     """
     plan, results = study.plan, study.results()
     rows = [_row(study, entry, results) for entry in plan.recipes]
-    baseline = rows[plan.recipes.index(plan.baseline)]
-    _compare(rows, baseline)
     missing, failed = len(study.runs) - len(results), study.failed()
-    return {
+    summary = {
         "title": plan.title or f"{plan.task} · {plan.model}",
         "metric": next((result["metric"] for result in results.values()), METRIC),
-        "verdict": verdict(rows, seeds=len(plan.seeds), missing=missing, failed=len(failed), confidence=CONFIDENCE),
         "plan": plan.to_dict(),
         "versions": _versions(results),
         "command": command,
         "complete": not missing,
+        "missing": missing,
+        "failed": len(failed),
         "confidence": CONFIDENCE,
         "notes": [
             *plan.notes,
@@ -47,6 +46,8 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         ],
         "recipes": rows,
     }
+    found = assess(summary)
+    return {**found, "reading": how(found)}
 
 
 def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, Any]:
@@ -61,8 +62,11 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         },
         seeds,
     )
-    every = {key for of in keys.values() for key in of}
-    runs = [results.get(key) for key in keys[choice.chosen]] if choice.chosen else [None] * len(seeds)
+    added = study.more_of(entry)
+    every = {key for of in keys.values() for key in of} | set(added)
+    runs = [results.get(key) for key in [*keys[choice.chosen], *added]] if choice.chosen else []
+    seeds = study.plan.every_seed
+    runs += [None] * (len(seeds) - len(runs))
     test = [_metric(run, "test") for run in runs]
     there = [run for run in runs if run is not None]
     values = [value for value in test if value is not None]
@@ -86,30 +90,19 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
         "parameters": there[0].get("parameters") if there else None,
         "flops": there[0].get("flops") if there else None,
         "cost": read_costs(study).get(recipe),
+        "chosen_epochs": [run.get("chosen_epoch") if run is not None else None for run in runs],
+        "epochs": [_last_epoch(run) if run is not None else None for run in runs],
+        "right": [_right(run) for run in runs],
         "curves": [run["curve"] if run is not None else [] for run in runs],
         "probes": [run.get("probes", []) if run is not None else [] for run in runs],
         "rates": there[0].get("rates", []) if there else [],
         "published": _published(study.plan, entry),
-        "versions": row_versions(results[key] for of in keys.values() for key in of if key in results),
+        "versions": row_versions(results[key] for key in sorted(every) if key in results),
     }
     if evaluated:
         row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
     details = _details(there)
     return row if details is None else {**row, "details": details}
-
-
-def _compare(rows: list[dict[str, Any]], baseline: dict[str, Any]) -> None:
-    """Fill in differences to the baseline, corrected over all recipes, and ranks."""
-    others = [row for row in rows if row is not baseline]
-    found = [paired_difference(row["test"], baseline["test"]) for row in others]
-    adjusted = holm([None if difference is None else difference.p for difference in found])
-    for row, difference, p in zip(others, found, adjusted, strict=True):
-        row["difference"] = None if difference is None else {**asdict(difference), "adjusted": p}
-    compare_figures(rows, baseline)
-    places = ranks({row["name"]: row["test"] for row in rows})
-    for row in rows:
-        place = places[row["name"]]
-        row["rank"] = None if place is None else asdict(place)
 
 
 def _configurations(choice: Choice) -> list[dict[str, Any]]:
@@ -127,6 +120,16 @@ def _configurations(choice: Choice) -> list[dict[str, Any]]:
 
 def _metric(run: Result | None, part: str) -> float | None:
     return None if run is None else run[part][run["metric"]]
+
+
+def _last_epoch(run: Result) -> int | None:
+    return run["curve"][-1]["epoch"] if run["curve"] else None
+
+
+def _right(run: Result | None) -> str | None:
+    """Which test samples the run got right, as its result packs them."""
+    found: str | None = (run or {}).get("test_details", {}).get("right")
+    return found
 
 
 def _details(runs: list[Result]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,11 +16,16 @@ Metrics = dict[str, float | None]
 """Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""
 
 Details = dict[str, Any]
-"""Plain data for the report: "classes", their names, and "confusion", how often a class (row) was taken for each."""
+"""Plain data for the report: "classes", their names, "confusion", how often a class (row) was taken for each, and "
+""right",
+which samples were right, in their order, as `packed` gives it."""
 
 BATCH = 512
 MOST_DETAILED = 20
 """Classes up to which a confusion matrix can be read on a page."""
+
+MOST_SAMPLES = 50_000
+"""Up to so many test samples a result says of each whether it was right: two letters for eight of them."""
 
 Measure = TypeVar("Measure", bound=Callable[..., Metrics])
 
@@ -28,6 +34,16 @@ def averages(measure: Measure) -> Measure:
     """Marks a `measure` whose metrics are means over samples, so that several processes can each do a part of it."""
     measure.averages = True  # type: ignore[attr-defined]
     return measure
+
+
+def packed(right: Tensor) -> str:
+    """Booleans as text: their number, and eight of them in two letters.
+
+    >>> packed(torch.tensor([True, False, True]))
+    '3:a0'
+    """
+    bits = np.packbits(right.cpu().numpy().astype(np.uint8))
+    return f"{len(right)}:{bits.tobytes().hex()}"
 
 
 class Classification:
@@ -77,9 +93,13 @@ class Classification:
         if count > MOST_DETAILED or not source.in_memory:
             return None
         found = torch.zeros(count * count, dtype=torch.int64, device=next(model.parameters()).device)
+        right = []
         for logits, targets in self._predictions(model, source):
-            found += torch.bincount(targets * count + logits.argmax(-1), minlength=count * count)
-        return {"classes": list(self.classes), "confusion": found.reshape(count, count).tolist()}
+            taken_for = logits.argmax(-1)
+            found += torch.bincount(targets * count + taken_for, minlength=count * count)
+            right.append(taken_for == targets)
+        known = {"classes": list(self.classes), "confusion": found.reshape(count, count).tolist()}
+        return {**known, "right": packed(torch.cat(right))} if len(source) <= MOST_SAMPLES else known
 
     def _predictions(self, model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Tensor]]:
         for stored, targets in source.batches(torch.arange(len(source)), BATCH):

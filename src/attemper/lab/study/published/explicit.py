@@ -27,7 +27,7 @@ Figures = tuple[tuple[float, float], ...]
 MAIN: tuple[tuple[str, str, Figures], ...] = (
     (
         "DropAttention + implicit FF",
-        "dropattention(0.2, detach=true) + ffdropout(0.2)",
+        "dropattention(0.2, rescale=normalize, detach=true) + ffdropout(0.2)",
         ((85.24, 0.75), (58.01, 1.20), (62.03, 0.26), (53.89, 0.46), (84.84, 0.89)),
     ),
     (
