@@ -17,6 +17,7 @@ from attemper.ops import tiles
 from attemper.ops.perturbation import WeightDropout
 from attemper.ops.quick_words import quick_columns, quick_rows
 from attemper.ops.stream import Stream, column_words, row_words
+from attemper.ops.tile_work import Work
 
 GRID = {"grid": (3, 4), "prefix": 1}
 RECIPES = {
@@ -40,9 +41,13 @@ RECIPES = {
 }
 
 
-@pytest.fixture(params=[10**6, 500, 60], ids=["one tile", "some", "rows"])
+@pytest.fixture(params=[(10**6, True), (500, True), (500, False), (60, False)], ids=["one", "some", "again", "rows"])
 def budget(request, monkeypatch):
-    monkeypatch.setattr(tiles, "BUDGET", request.param)
+    """How large tiles are, and whether weights may be kept for backward."""
+    size, keep = request.param
+    monkeypatch.setattr(tiles, "BUDGET", size)
+    if not keep:
+        monkeypatch.setattr(Work, "keeps_weights", lambda self, q, v: False)
 
 
 def tensors(queries=13, keys=13, batch=2, heads=3, kv_heads=None, width=8, dtype=torch.float32):

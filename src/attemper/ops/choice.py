@@ -100,7 +100,7 @@ TABLE = (
         "methods inside of softmax on a CPU",
         lambda call: call.q.device.type == "cpu",
         ("tiled", "reference"),
-        "its tiles stay in the cache, and it stores no logits",
+        "with DropKey it takes 1.05 to 1.2 times as long as torch's kernel without, the reference 1.4 to 1.6 (x86)",
     ),
     Preference(
         "methods inside of softmax, long rows in half precision on a GPU",

@@ -62,21 +62,31 @@ class Work:
     methods: tuple[Perturbation, ...]
     source: Source | None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Found, ...]]:
-        """(B, H, Nq, e_v), in memory as (B, Nq, H, e_v); and what was found out about each tile."""
+    def keeps_weights(self, q: Tensor, v: Tensor) -> bool:
+        """Whether backward finds the weights, and need not make them again: if Q, K, V and output take more memory."""
+        keys, width = self.tiles.shape[3], 3 * q.shape[-1] + v.shape[-1]
+        return not self.tiles.repeats_keys and self.drops.after is None and 4 * keys <= width * q.element_size()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep: bool) -> tuple[Tensor, tuple[Found, ...], Tensor | None]:
+        """(B, H, Nq, e_v), in memory as (B, Nq, H, e_v); what was found out about each tile; and the weights.
+
+        keep: whether these are wanted, (B · H, Nq, Nk).
+        """
         batch, heads, queries, width = *q.shape[:3], v.shape[-1]
         out = q.new_empty(batch, queries, heads, width).transpose(1, 2)
         memory = WORKSPACE.buffers(self.tiles.elements, self.drops.buffers)
         result = [torch.empty(self.tiles.rows * width)]
+        kept = torch.empty(batch * heads, queries, k.shape[2]) if keep else None
         found, q, k, v = [], flat(q), flat(k), flat(v)
         for tile in self.tiles.tiles:
-            weighed = self._weigh(tile, tile.of_queries(q).float(), tile.of_keys(k).float(), memory, None)
+            into = None if kept is None else tile.of_queries(kept)
+            weighed = self._weigh(tile, tile.of_queries(q).float(), tile.of_keys(k).float(), memory, None, into)
             found.append(weighed.found)
             weights = weighed.weights if weighed.factors is None else weighed.weights.mul_(weighed.factors)
             (product,) = shaped(result, (*tile.shape[:2], width))
             torch.bmm(weights, tile.of_keys(v).float(), out=product)
             out[tile.rows] = by_head(product, tile)
-        return out, tuple(found)
+        return out, tuple(found), kept
 
     def backward(
         self,
@@ -86,9 +96,10 @@ class Work:
         v: Tensor,
         bias: Tensor | None,
         found: Sequence[Found],
+        kept: Tensor | None,
         wanted: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k, v and bias, of which only those that are wanted are made."""
+        """The gradients of q, k, v and bias, of which only those that are wanted are made. kept: the weights."""
         create = torch.zeros if self.tiles.repeats_keys else torch.empty
         dq = torch.empty(q.shape) if wanted[0] else None
         dk, dv = (create(x.shape) if wants else None for x, wants in ((k, wanted[1]), (v, wanted[2])))
@@ -100,8 +111,11 @@ class Work:
         dout, q, k, v = flat(dout), flat(q), flat(k), flat(v)
         for tile, known in zip(self.tiles.tiles, found, strict=True):
             queries, keys, d = tile.of_queries(q).float(), tile.of_keys(k).float(), tile.of_queries(dout).float()
-            weighed = self._weigh(tile, queries, keys, memory, known)
-            weights, factors, logits = weighed.weights, weighed.factors, weighed.free
+            if kept is None:
+                weighed = self._weigh(tile, queries, keys, memory, known)
+                weights, factors, logits = weighed.weights, weighed.factors, weighed.free
+            else:
+                weights, factors, logits = tile.of_queries(kept), None, shaped(memory[:1], tile.shape)[0]
             if into_v is not None:
                 used = weights if factors is None else torch.mul(weights, factors, out=logits)
                 tile.of_keys(into_v).baddbmm_(used.mT, d, beta=beta)
@@ -124,8 +138,19 @@ class Work:
             dbias = dbias.view(bias.shape).to(bias.dtype)
         return (*(None if grad is None else grad.to(dtype) for grad in (dq, dk, dv)), dbias)
 
-    def _weigh(self, tile: Tile, queries: Tensor, keys: Tensor, memory: list[Tensor], known: Found | None) -> Weighed:
-        """Everything from a tile's queries and keys, float32, to its weights. known: what was found out in forward."""
+    def _weigh(
+        self,
+        tile: Tile,
+        queries: Tensor,
+        keys: Tensor,
+        memory: list[Tensor],
+        known: Found | None,
+        into: Tensor | None = None,
+    ) -> Weighed:
+        """Everything from a tile's queries and keys, float32, to its weights.
+
+        known: what was found out in forward. into: where to write the weights; None: into what is free.
+        """
         free = shaped(memory, tile.shape)
         mask, lost = self.drops.masks.build(tile, free, None if known is None else known.lost)
         logits = free.pop() if mask is None else mask
@@ -136,7 +161,7 @@ class Work:
         elif largest is not None and known is not None and known.struck is not None:
             logits.view(-1).index_fill_(0, known.struck, largest.fill)
         factors = None if after is None else after.factors(tile, logits, free)
-        weights = torch.softmax(logits, -1, out=free[-1])
+        weights = torch.softmax(logits, -1, out=free[-1] if into is None else into)
         if lost.empty is not None:
             weights.masked_fill_(lost.empty, 0.0)
         return Weighed(weights, factors, logits, Found(lost, struck) if known is None else known)

@@ -1,7 +1,8 @@
 """Attention tile by tile on a CPU, through torch's own batched products: what stays in the cache is fast.
 
 Torch's fused CPU kernel takes a mask, but the mask is stored, for backward as well. Here a mask is made where it is
-used, again in backward, and no logits outlive their tile.
+used, again in backward, and no logits outlive their tile. Of short rows the weights are kept, where they take less
+memory than what goes in and comes out.
 """
 
 from __future__ import annotations
@@ -116,18 +117,18 @@ class InTiles(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, work: Work) -> Tensor:
-        out, found = work.forward(q, k, v)
+        out, found, weights = work.forward(q, k, v, any(ctx.needs_input_grad) and work.keeps_weights(q, v))
         # What is large is autograd's to keep, so that checkpoints and offloading reach it.
         masks = work.drops.masks
         ctx.kept = len(masks.large)
         ctx.work = work.with_masks(masks.with_large([None] * ctx.kept)) if any_of(masks.large) else work
         ctx.lost = [each.lost for each in found]
-        ctx.save_for_backward(q, k, v, bias, *masks.large, *(each.struck for each in found))
+        ctx.save_for_backward(q, k, v, bias, weights, *masks.large, *(each.struck for each in found))
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, *kept = ctx.saved_tensors
+        q, k, v, bias, weights, *kept = ctx.saved_tensors
         large, struck = kept[: ctx.kept], kept[ctx.kept :]
         work: Work = ctx.work
         if any_of(large):
@@ -137,7 +138,7 @@ class InTiles(torch.autograd.Function):
             if torch.is_grad_enabled() or _is_mapped(dout):
                 return (*_gradients_by_reference(work, dout, q, k, v, bias, needed), None)
             found = [Found(*each) for each in zip(ctx.lost, struck, strict=True)]
-            return (*work.backward(dout, q, k, v, bias, found, needed), None)
+            return (*work.backward(dout, q, k, v, bias, found, weights, needed), None)
 
 
 def _is_mapped(x: Tensor) -> bool:
