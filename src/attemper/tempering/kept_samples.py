@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """How far apart, of the largest number, what is computed in batches of two sizes may be."""
+
+
+PASSES = 64
+"""How many passes may wait for their backward while it is found out whether samples can be left out."""
 
 
 class Unexpected(Exception):  # noqa: N818
@@ -72,8 +77,8 @@ class Saver:
     control: Control
     orders: tuple[tuple[str, ...], ...] = ()
     works: bool | None = None
-    seed: Tensor | None = None
-    """Of the pass in which that was found out; what is computed again of that pass saves nothing either."""
+    plain: deque[int] = field(default_factory=lambda: deque(maxlen=PASSES))
+    """The seeds of the last passes before that was known: what is computed again of these saves nothing either."""
 
     def turn_of(self) -> Turn | None:
         """The run of the block that is under way in this thread."""
@@ -111,7 +116,7 @@ class Saver:
     def plan(self, method: BranchMap, site: int, x: Tensor) -> Turn | None:
         """What a run of the block leaves out; None: nothing. x: its first input, (B, …)."""
         draws = self.draws(x)
-        if draws is None or self.works is None or draws.seed is self.seed:
+        if draws is None or self.ran_plain(draws):
             return None
         first = draws.calls.get(site, 0)
         at = offsets(self.control, draws.position, x.shape[0], None, counted=len(draws.calls) > 0)
@@ -123,6 +128,13 @@ class Saver:
         if all(rows is None for rows in kept.values()):
             return None
         return Turn(x.shape[0], kept, tuple(range(first, first + len(self.orders))))
+
+    def ran_plain(self, draws: Draws) -> bool:
+        """Whether a pass computes all samples, as all do until it is known that none need; takes these down."""
+        seed = int(on_host(draws))
+        if self.works is None and seed not in self.plain:
+            self.plain.append(seed)
+        return self.works is None or seed in self.plain
 
     def check(self, added: Sequence[Branch], call: int) -> None:
         """See that the branches of a sum are those for which its samples were drawn."""
@@ -139,15 +151,21 @@ class Saver:
         self.orders = tuple(tuple(branch.name for branch in ended) for ended in sums)
         if overwrites or any(isinstance(module, _BatchNorm) for module in block.modules()):
             self.works = False
-        draws = None if inside_backward() else current(self.control)
-        self.seed = None if draws is None else draws.seed
+        draws = current(self.control)
+        if draws is not None:
+            self.ran_plain(draws)
 
     def try_out(self, block: nn.Module, forward: Any, args: Any, kwargs: Any, x: Tensor) -> None:
         """Find out whether samples can be left out, in a pass of which nothing is computed again now."""
         draws = self.draws(x)
-        if self.works is not None or draws is None or inside_backward() or draws.seed is self.seed or x.shape[0] < 2:
+        if self.works is not None or draws is None or inside_backward() or x.shape[0] < 2:
             return
-        self.seed = draws.seed
+        if int(on_host(draws)) in self.plain:  # the pass in which the sums were taken down, watched by others, too
+            return
+        self.ran_plain(draws)
+        if not is_plain((args, kwargs)):  # such as a cache of keys, which every run fills
+            self.works = False
+            return
         kept = torch.tensor([b for b in range(x.shape[0]) if b % 3 != 0], device=x.device)
         calls = calls_so_far(self.control)
         devices = [x.device] if x.is_cuda else []
@@ -287,6 +305,13 @@ def has_samples(leaves: Sequence[Any], place: int, samples: int) -> bool:
     """Whether there is a tensor at a place whose rows can be told apart by samples."""
     x = leaves[place] if place < len(leaves) else None
     return isinstance(x, Tensor) and not is_sharded(x) and x.dim() > 0 and x.shape[0] % samples == 0 and len(x) > 0
+
+
+def is_plain(x: Any) -> bool:
+    """Whether arguments are tensors and what cannot change, and nothing that a run of a module may change."""
+    if type(x) in (tuple, list, dict):
+        return all(is_plain(each) for each in (x.values() if isinstance(x, dict) else x))
+    return x is None or isinstance(x, Tensor | bool | int | float | str | torch.dtype | torch.device)
 
 
 def spread(x: Any, kept: Tensor, rows: int) -> Any:
