@@ -119,6 +119,21 @@ def obrien_fleming(share: float) -> float:
     return float(4 * (1 - scipy.special.ndtr(scipy.special.ndtri(1 - 0.0125) / math.sqrt(share))) / 0.05)
 
 
+@pytest.mark.parametrize(
+    ("items", "seeds", "answer"), [(120, 3, "undecided"), (120, 12, "equivalent"), (5000, 3, "equivalent")]
+)
+def test_equal_counts_of_few_items_are_no_proof_of_equality(items: int, seeds: int, answer: str) -> None:
+    (found,) = adjusted([paired_difference([0.73] * seeds, [0.73] * seeds)])
+    assert found is not None
+    decision = decide(found, 0.005, 1 / items)
+    assert decision.answer == answer
+    assert (decision.more is not None) == (answer == "undecided")
+    # What two roundings to whole items hide has the variance of two uniform numbers of that width.
+    reach = scipy.stats.t.ppf(0.975, seeds - 1) * math.sqrt(2 / 12) / items / math.sqrt(seeds)
+    assert (reach < 0.005) == (answer == "equivalent")
+    assert decide(found, 0.005).answer == "equivalent"  # of what is known to be the same thing
+
+
 def test_levels_are_those_of_published_tables() -> None:
     """Bounds of five looks: Jennison and Turnbull (2000), Lan-DeMets with the O'Brien-Fleming kind of spending."""
     bounds = [-scipy.special.ndtri(level / 2) for level in levels((1, 2, 3, 4, 5), 0.05, obrien_fleming)]

@@ -34,7 +34,8 @@ def assess(summary: Summary) -> Summary:
     given = plan.get("margin")
     margin = default_margin(metric, baseline["mean"]) if given is None else given / 100
     same = originals(rows)
-    _compare(rows, baseline, same, margin, _level(plan))
+    items = items_of(baseline) if metric == "accuracy" else None
+    _compare(rows, baseline, same, margin, _level(plan), 1 / items if items else 0.0)
     compare_figures(rows, baseline)
     _sample(rows, baseline, metric)
     places = ranks({row["name"]: row["test"] for row in rows})
@@ -69,9 +70,12 @@ def _level(plan: Mapping[str, Any]) -> Level | None:
 
 
 def _compare(
-    rows: Sequence[Row], baseline: Row, same: Mapping[str, str], margin: float | None, level: Level | None
+    rows: Sequence[Row], baseline: Row, same: Mapping[str, str], margin: float | None, level: Level | None, step: float
 ) -> None:
-    """Differences to the baseline, corrected over all recipes that are not the same thing as an earlier one."""
+    """Differences to the baseline, corrected over all recipes that are not the same thing as an earlier one.
+
+    step: what one test item is worth.
+    """
     counted = [row for row in rows if row is not baseline and row["name"] not in same]
     pairs = [_aligned(row, baseline) for row in counted]
     found = adjusted([paired_difference(*pair) for pair in pairs], level)
@@ -82,7 +86,8 @@ def _compare(
             first = same.get(row["name"], row["name"])
             difference = known.get(first) if first != baseline["name"] else _none(row)
         row["difference"] = None if difference is None else dict(difference)
-        row["decision"] = None if difference is None else asdict(decide(difference, margin))
+        seen = step if row["name"] not in same else 0.0
+        row["decision"] = None if difference is None else asdict(decide(difference, margin, seen))
 
 
 def _none(row: Row) -> dict[str, Any] | None:
@@ -99,8 +104,7 @@ def _aligned(row: Row, baseline: Row) -> tuple[list[float | None], list[float | 
 
 
 def _sample(rows: Sequence[Row], baseline: Row, metric: str) -> None:
-    """What the test sample adds to the uncertainty: of each mean and, where single samples are known, of "
-    "differences."""
+    """What the test sample adds to the uncertainty of means and, where single samples are known, of differences."""
     before = _rights(baseline)
     for row in rows:
         if "sample" in row:  # of a summary that is told again, which has no single samples

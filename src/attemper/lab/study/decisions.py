@@ -132,8 +132,11 @@ def reach_of(each: Difference, level: float) -> float | None:
     return quantile * each.spread / math.sqrt(each.seeds)
 
 
-def decide(found: dict[str, Any], margin: float | None) -> Decision:
+def decide(found: dict[str, Any], margin: float | None, step: float = 0.0) -> Decision:
     """The decision about one of `adjusted`.
+
+    step: what a single test item is worth in the metric. Runs that have the same number of them right need not be
+        equally good: what is smaller than an item is not seen.
 
     >>> from attemper.lab.study.statistics import paired_difference
     >>> one = adjusted([paired_difference([0.82, 0.85, 0.81], [0.80, 0.80, 0.80])])[0]
@@ -143,8 +146,7 @@ def decide(found: dict[str, Any], margin: float | None) -> Decision:
     margin, mean, spread, n = margin or 0.0, found["mean"], found["spread"], found["seeds"]
     p = found["p"]
     if p is None:
-        same = n > 1 and abs(mean) < 1e-12
-        return Decision("equivalent" if same else "undecided", False, None, None, None, None)
+        return _without_spread(found, margin, step)
     error = spread / math.sqrt(n)
     better = float(stdtr(n - 1, mean / error))
     within = float(stdtr(n - 1, (margin - mean) / error) - stdtr(n - 1, (-margin - mean) / error))
@@ -162,3 +164,16 @@ def decide(found: dict[str, Any], margin: float | None) -> Decision:
         needed = seeds_to_decide(mean, spread, found["level"], margin)
         more = None if needed is None else max(1, needed - n)
     return Decision(answer, real, better, within, smallest, more)
+
+
+def _without_spread(found: dict[str, Any], margin: float, step: float) -> Decision:
+    """The decision where all seeds have one difference: equivalent if that is none, and items are small enough."""
+    n, level = found["seeds"], found["level"]
+    if n < 2 or abs(found["mean"]) >= 1e-12:
+        return Decision("undecided", False, None, None, None, None)
+    unseen = step / math.sqrt(6)  # the deviation of what rounding to whole items, twice, hides in a difference
+    if unseen == 0 or float(stdtrit(n - 1, 1 - level / 2)) * unseen / math.sqrt(n) < margin:
+        return Decision("equivalent", False, None, None, None, None)
+    needed = seeds_to_decide(0.0, unseen, level, margin)
+    more = None if needed is None else max(1, needed - n)
+    return Decision("undecided", False, None, None, smallest_difference(n, unseen, level), more)
