@@ -17,7 +17,8 @@ from attemper.ops.call import make_call
 RECIPES = [
     "none", "dropkey(0.3)", "dropkey(0.3, share=queries)", "dropkey(0.3, share=heads)",
     "dropkey(0.3, structure=block, grid=[3, 3])", "dropkey(0.3, structure=cross, grid=[3, 3])", "dropattention(0.3)",
-    "dropattention(0.3, unit=column, w=2)", "dropattention(0.3, rescale=inverted)", "dropattention(0.3, detach=true)",
+    "dropattention(0.3, unit=column, w=2)", "dropattention(0.3, rescale=normalize)",
+    "dropattention(0.3, rescale=normalize, detach=true)",
     "hardmask(0.3, k=2)", "hardmask(0.3, k=0.5, fill=neg_inf)", "blur", "blur(grid=2d, size=[3, 3])", "drophead(0.3)",
 ]  # fmt: skip
 MASKS = {

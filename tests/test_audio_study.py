@@ -132,7 +132,7 @@ def test_the_page_shows_classes_of_none_and_of_the_best_other_recipe() -> None:
     assert f"Confusion, {best}" in outline.text
     assert outline.text.count("Confusion, ") == 2
     assert "rock taken for jazz: 3 of 10, 30.0 %" in outline.text
-    assert re.search(r"rock\s*10\s*70\.0", outline.text), "the table has samples and the share of none"
+    assert re.search(r"rock\s*2\s*70\.0", outline.text), "the table has test samples, once, and the share of none"
 
 
 def test_a_page_without_a_baseline_or_with_other_classes_stands() -> None:

@@ -129,7 +129,7 @@ every_multihead = pytest.mark.parametrize(
 def test_multihead_attention_with_every_key_kept_is_the_originals(extra: str, layout: str, mask: str) -> None:
     plain, (q, k, v) = multihead(extra, layout)
     model = copy.deepcopy(plain)
-    attemper.apply(model, "dropkey(0.3) + dropattention(0.3)")
+    attemper.apply(model, "dropkey(0.3) + dropattention(0.3, rescale=normalize)")
     for options in ({"need_weights": False}, {"need_weights": True}, {"average_attn_weights": False}):
         given = {**options, **masks(mask, layout != "unbatched")}
         (got, got_weights), (wanted, wanted_weights) = model(q, k, v, **given), plain(q, k, v, **given)

@@ -139,7 +139,7 @@ def test_hand_written_blocks(batch, p, order, inside, seed):
 def test_every_row_that_is_dropped_is_left_out(rows):
     """From the third pass on, what was kept runs and nothing else."""
     model = Stack(Block()).train()
-    tempered = attemper.apply(model, "droppath(0.5)")
+    tempered = attemper.apply(model, "droppath(0.5, saving=auto)")
     x = torch.randn(8, 5, 8)
     for _ in range(4):
         rows.clear()
@@ -150,7 +150,7 @@ def test_every_row_that_is_dropped_is_left_out(rows):
 
 def test_where_no_sample_is_kept_weights_have_zero_gradients():
     """Not None: processes that train together wait for them."""
-    steps = train(Stack(Block()), "droppath(0.999)", [torch.randn(3, 5, 8)] * 4)
+    steps = train(Stack(Block()), "droppath(0.999, saving=auto)", [torch.randn(3, 5, 8)] * 4)
     for name, grad in steps[-1][1].items():
         assert grad is not None, name
         assert torch.count_nonzero(grad) == 0
@@ -183,7 +183,7 @@ def test_where_samples_see_each_other_all_are_computed(by, rows):
     block.mlp = Mixing(by)
     batches = [torch.randn(6, 5, 8) for _ in range(4)]
     assert_same(Stack(block), "droppath(0.5, saving={})", batches)
-    tempered = attemper.apply(model := Stack(block).train(), "droppath(0.5)")
+    tempered = attemper.apply(model := Stack(block).train(), "droppath(0.5, saving=auto)")
     for x in batches[:2]:
         model(x)
     rows.clear()
@@ -206,7 +206,7 @@ def test_branches_that_change_their_order_are_noticed():
 
 def test_penalties_are_over_all_samples(rows):
     model = Stack(Block()).train()
-    tempered = attemper.apply(model, "droppath(0.5) + explicit(v=1e-2)")
+    tempered = attemper.apply(model, "droppath(0.5, saving=auto) + explicit(v=1e-2)")
     for x in torch.randn(3, 6, 5, 8):
         tempered.loss(lambda x=x: model(x), lambda out: out.square().sum()).backward()
     assert rows == []
@@ -227,14 +227,14 @@ def test_compiled_code_computes_all(rows):
 
 def test_saving_is_checked_and_written_down():
     assert attemper.render(attemper.parse("droppath(0.2)")) == "droppath(0.2)"
-    assert attemper.render(attemper.parse("droppath(0.2, saving=none)")) == "droppath(0.2, saving=none)"
+    assert attemper.render(attemper.parse("droppath(0.2, saving=auto)")) == "droppath(0.2, saving=auto)"
     with pytest.raises(attemper.errors.RecipeError, match="saving must be one of auto, none"):
         attemper.parse("droppath(0.2, saving=some)")
 
 
 def test_copies_of_a_model_save_by_themselves():
     model = Stack(Block()).train()
-    attemper.apply(model, "droppath(0.5)")
+    attemper.apply(model, "droppath(0.5, saving=auto)")
     x = torch.randn(6, 5, 8)
     for _ in range(3):
         model(x)

@@ -120,7 +120,9 @@ def test_the_device_and_the_package_are_named(
 
 def test_an_explicit_request_on_a_cpu_is_refused_and_names_who_serves() -> None:
     q = torch.randn(1, 2, 4, 16)
-    with pytest.raises(UnsupportedError, match=r"impl='fa4'.*Hopper or Blackwell.* on cpu.*These can: reference"):
+    with pytest.raises(
+        UnsupportedError, match=r"impl='fa4'.*Hopper or Blackwell.* on cpu.*These can: tiled, reference"
+    ):
         attemper.attention(q, q, q, methods=[DropKey(0.1)], impl="fa4")
 
 

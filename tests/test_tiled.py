@@ -32,8 +32,8 @@ RECIPES = {
     "cross": [DropKey(0.3, structure="cross", **GRID)],
     "cross by heads": [DropKey(0.3, structure="cross", share="heads", **GRID)],
     "block by queries": [DropKey(0.3, structure="block", share="queries", **GRID)],
-    "dropattention": [DropAttention(0.3)],
-    "columns": [DropAttention(0.3, unit="column", w=2)],
+    "dropattention": [DropAttention(0.3, rescale="normalize")],
+    "columns": [DropAttention(0.3, unit="column", w=2, rescale="normalize")],
     "inverted": [DropAttention(0.9, rescale="inverted")],
     "own dropout": [DropKey(0.3), WeightDropout(0.5)],
     "outside": [DropHead(0.3), DropKey(0.3)],
@@ -184,7 +184,7 @@ def test_auto_takes_it_on_a_cpu(recipe):
     [
         ([HardMask(0.1), DropKey(0.1)], "drops keys first"),
         ([DropAttention(0.1, rescale="inverted"), WeightDropout(0.1)], "one that drops weights"),
-        ([DropAttention(0.1, detach=True)], "knows only methods that"),
+        ([DropAttention(0.1, rescale="normalize", detach=True)], "knows only methods that"),
     ],
 )
 def test_what_it_cannot_do_it_refuses_with_a_reason(methods, reason):

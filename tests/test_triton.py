@@ -69,4 +69,4 @@ def test_auto_on_a_cpu_says_why_the_kernels_do_not_serve() -> None:
     verdicts = {verdict.name: verdict for verdict in attemper.implementations(q, q, q, methods=[DropKey(0.1)])}
     assert not verdicts["triton"].serves
     assert "CUDA" in verdicts["triton"].reason
-    assert verdicts["reference"].chosen
+    assert verdicts["tiled"].chosen

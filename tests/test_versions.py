@@ -64,7 +64,7 @@ def opened(folder: Path, **options: Any) -> Study:
 def test_the_result_format_counts_up_when_the_random_stream_changes() -> None:
     """If this fails, the same run gives another result than before: raise `RESULTS`, and pin what is drawn now."""
     drawn = attemper.keep_mask(7, (2, 3, 40, 50), 0.3).to(torch.uint8).numpy().tobytes()
-    assert (RESULTS, hashlib.sha256(drawn).hexdigest()[:16]) == (2, "b4e5bd979d50f1b7")
+    assert (RESULTS, hashlib.sha256(drawn).hexdigest()[:16]) == (3, "b4e5bd979d50f1b7")
 
 
 def test_keys_depend_on_versions_and_runs_from_before_keep_theirs() -> None:
@@ -90,12 +90,12 @@ def test_a_study_under_another_torch_says_so_and_needs_to_be_told(tmp_path: Path
     torch_is("2.12.0")
     with pytest.raises(VersionsError) as caught:
         opened(tmp_path).prepare()
-    assert "2 results made under results 2, torch 2.11, and here are results 2, torch 2.12" in str(caught.value)
+    assert "2 results made under results 3, torch 2.11, and here are results 3, torch 2.12" in str(caught.value)
     assert "--accept-versions" in str(caught.value)
     assert status_of(opened(tmp_path)).notes == (), "looking is free, and nothing is mixed yet"
 
     study = opened(tmp_path, accept_versions=True)
-    assert "mixes results made under results 2, torch 2.11 and results 2, torch 2.12" in study.prepare()[0]
+    assert "mixes results made under results 3, torch 2.11 and results 3, torch 2.12" in study.prepare()[0]
     study.work()
     assert len(study.results()) == 6, "what was there is kept"
     assert opened(tmp_path).versions == (Versions(RESULTS, "2.11"), Versions(RESULTS, "2.12"))
@@ -111,12 +111,12 @@ def test_mixed_versions_are_seen_in_status_summary_export_and_page(tmp_path: Pat
     study = opened(tmp_path, accept_versions=True)
     study.prepare()
     study.work()
-    line = "2 runs under results 2, torch 2.11; 4 runs under results 2, torch 2.12"
+    line = "2 runs under results 3, torch 2.11; 4 runs under results 3, torch 2.12"
     summary = summarise(study)
     assert line in status_of(study).notes[0]
     assert line in to_markdown(summary)
     assert line in render(summary)
-    assert ",results 2 torch 2.11 and results 2 torch 2.12," in to_csv(summary)
+    assert ",results 3 torch 2.11 and results 3 torch 2.12," in to_csv(summary)
     assert line in text_of(status_of(study))
 
 

@@ -18,7 +18,8 @@ class DropPath(Scheduled, BranchMap):
 
     p, schedule, match: how much, in which block (see `Scheduled`).
     replace: where the model has a drop path of its own, set that to 0 instead of refusing.
-    saving: "auto" computes branches for the samples that keep them, where that changes nothing else; "none" for all.
+    saving: "none" computes branches for all samples; "auto" for those alone that keep them, where a trial shows that it
+        changes nothing but rounding.
     """
 
     name: ClassVar[str] = "droppath"
@@ -28,7 +29,7 @@ class DropPath(Scheduled, BranchMap):
     replaces_own: ClassVar[Literal["drop_path", "mlp_dropout"] | None] = "drop_path"
 
     replace: bool = False
-    saving: Literal["auto", "none"] = "auto"
+    saving: Literal["auto", "none"] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()

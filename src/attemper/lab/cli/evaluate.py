@@ -64,9 +64,9 @@ class Evaluate:
         from attemper.lab.study.winner import find_run
         from attemper.lab.training.loop import choose_device
 
-        where = console(json=self.json)
+        where, device = console(json=self.json), choose_device(self.device)
         folder = find_run(self.run_folder, self.of)
-        finished = load_run(folder, root=self.data, device=choose_device(self.device))
+        finished = load_run(folder, root=self.data, device=device)
         others = self._test_sets(finished)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:

@@ -47,7 +47,7 @@ def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -
     from attemper.lab.study.live import summary_table
 
     where.print()
-    for caution in summary["cautions"]:
+    for caution in summary.get("cautions", ()):
         say(where, f"! {caution}")
     where.print(summary_table(summary))
     if found := evaluation_table(summary):

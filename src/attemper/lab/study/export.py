@@ -92,7 +92,7 @@ def to_markdown(summary: Summary) -> str:
     """The verdict and a table, accuracies in per cent."""
     header = shown([*MARKDOWN_START, *MARKDOWN_REST, *MARKDOWN_MORE], summary)
     lines = [f"# {_cell(summary['title'])}", ""]
-    for caution in summary["cautions"]:
+    for caution in summary.get("cautions", ()):
         lines += [f"**{_cell(caution)}**", ""]
     lines += [_cell(summary["verdict"]), ""]
     lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
@@ -125,7 +125,7 @@ def how(summary: Summary) -> str:
     kind = "adjusted interval, as wide as the correction of p asks" if "adjusted interval" in names else "95 % interval"
     looks = summary["plan"].get("until") == "decided"
     correction = "for the comparisons and for every look that was taken" if looks else "by Holm's method"
-    margin = summary["margin"]["value"]
+    margin = (summary.get("margin") or {}).get("value")
     within = "" if margin is None else f" Equivalent: the whole interval is within ±{100 * margin:.2f} points."
     return (
         f"Differences are paired by seed, with their {kind}; p is corrected {correction}.{within} P(better): the "
