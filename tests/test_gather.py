@@ -189,7 +189,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason_and_auto_goes_on():
     assert "one set is gathered for all rows" in reason(qkv, shared, attn_mask=torch.rand(11, 11) > 0.5)
     assert "may" not in reason(qkv, shared, attn_mask=torch.randn(11, 11))
     assert "at least half" in reason(qkv, DropKey(0.7, share="heads"), attn_mask=torch.rand(11) > 0.5)
-    with pytest.raises(UnsupportedError, match=r"impl='gather'.*causal.*These can: tiled, reference"):
+    with pytest.raises(UnsupportedError, match=r"impl='gather'.*causal.*These can: reference"):
         attention(*qkv, methods=shared, is_causal=True, impl="gather")
     for verdict in implementations(*qkv, methods=shared, is_causal=True):
         assert verdict.chosen == (verdict.name == "reference")

@@ -277,7 +277,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -
 
 def test_workers_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     """Two workers at a time, killed without warning more than twenty times, against a study that nobody disturbed."""
-    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur"], seeds=5)
+    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur"], seeds=9)
     quiet = worked(tmp_path / "quiet", plan)
     study = Study(tmp_path / "killed", plan, engine=FakeEngine(pause=0.03), attempts=10**6, stale_after=3)
     study.prepare()
