@@ -16,7 +16,6 @@ from torch import Tensor
 
 MOST = 4_096
 """Compiled calls that are remembered. Data of ever new shapes would fill the memory of the host."""
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 class Compiled:
@@ -85,10 +84,7 @@ class Launch:
             launched = launch(self.kernel, self.grid, *arguments, **self.constants)
             self.compiled = launched if aligned else found
             return
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        found.run(
-            self.grid[0], 1, 1, stream, found.function, found.metadata, None, None, None, *arguments, *found.values
-        )
+        found.start(self.grid, torch._C._cuda_getCurrentRawStream(self.device), arguments)
 
 
 def is_aligned(*tensors: Tensor | None) -> bool:
