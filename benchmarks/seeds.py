@@ -9,7 +9,9 @@ process of the old tree: how far its ratio is from 1 says how far to trust the o
     python benchmarks/seeds.py --old ../before --threads 1 --clock cpu --json benchmarks/results/seeds-cpu.json
 
 A step is forward and backward. "host" models are so small that a step is nearly nothing but Python and dispatch, as the
-host's part of a step on a GPU; there, `--device cuda` also times what the host does until a step is launched.
+host's part of a step on a GPU; there, `--device cuda` also times what the host does until a step is launched. The cases
+called "attention" need a GPU: one call captured in a CUDA graph, so that its time is that of the kernels alone, those
+that make the seed and the words of the mask with them.
 """
 
 from __future__ import annotations
@@ -82,6 +84,14 @@ CASES = {
     "vit short": Case("ViT of 2 blocks, width 12, 4 tokens", lambda: vit(12, 3, 32, 2), lambda: images(32)),
     "gpt short": Case("Llama of 2 blocks, width 12, 4 tokens", lambda: llama(12, 3, 2), lambda: tokens(4)),
 }
+CALLS = {
+    "attention 65": (512, 12, 65, 32),
+    "attention 197": (256, 6, 197, 64),
+    "attention 577": (64, 12, 577, 64),
+    "attention 1024": (32, 12, 1024, 64),
+    "attention 4096": (4, 12, 4096, 64),
+}
+"""Samples, heads, tokens and width of one call in bfloat16."""
 
 
 # ----------------------------------------------------------------------------------------------------------- a process
@@ -108,10 +118,12 @@ def answer(what: dict[str, Any]) -> None:
 
 
 def make_step(case: str, recipe: str, compiled: bool, device: torch.device) -> Callable[[], Tensor]:
-    """A step of a tempered model."""
+    """A step of a tempered model, or of one call of attention."""
     import attemper
 
     torch.manual_seed(0)
+    if case in CALLS:
+        return captured_call(CALLS[case], recipe)
     torch.compiler.reset()
     model, x = CASES[case].build().to(device).train(), CASES[case].inputs().to(device)
     attemper.apply(model, recipe)
@@ -125,6 +137,29 @@ def make_step(case: str, recipe: str, compiled: bool, device: torch.device) -> C
         return loss
 
     return step
+
+
+def captured_call(shape: tuple[int, int, int, int], recipe: str) -> Callable[[], Any]:
+    """One call, forward and backward, as a CUDA graph."""
+    import attemper
+
+    q, k, v, grad = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    methods = attemper.parse(recipe)
+
+    def run() -> None:
+        torch.autograd.grad(attemper.attention(*inputs, methods=methods), inputs, grad)
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def timed(step: Callable[[], Tensor], repeats: int, device: torch.device, clock: Callable[[], float]) -> dict[str, Any]:
@@ -239,11 +274,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, help="the source tree to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument(
+        "--names", nargs=2, metavar=("OLD", "NEW"), help="of the trees, where git cannot tell their commits"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="cpu: the processor time of a process")
-    parser.add_argument("--cases", nargs="*", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=sorted({**CASES, **CALLS}), default=list(CASES))
     parser.add_argument("--recipes", nargs="*", help="those to time; otherwise all, and compiled two of them")
     parser.add_argument("--modes", nargs="*", choices=["eager", "compiled"], default=["eager", "compiled"])
     parser.add_argument("--json", type=Path)
@@ -258,12 +296,16 @@ def main() -> None:
     given += [] if options.threads is None else ["--threads", str(options.threads)]
     trees = {"old": options.old, "new": options.new, "twin": options.old}
     workers = [Worker(name, tree, given) for name, tree in trees.items()]
-    measures = ["step", "host"] if options.device == "cuda" else ["step"]
+    if options.device != "cuda" and not CALLS.keys().isdisjoint(options.cases):
+        parser.error(f"{', '.join(CALLS)} need --device cuda: they time the kernels of a GPU")
     print("| model | mode | recipe | | old | new | new / old | 95 % | twin |\n|---|---|---|---|---|---|---|---|---|")
     rows: list[Row] = []
     for mode in options.modes:
         for case in options.cases:
             for recipe in options.recipes or (COMPILED if mode == "compiled" else RECIPES):
+                if case in CALLS and mode == "compiled":
+                    continue
+                measures = ["step", "host"] if options.device == "cuda" and case in CASES else ["step"]
                 rows += compare(workers, case, recipe, mode == "compiled", options.rounds, measures)
                 if options.json is not None:
                     write(options, rows)
@@ -280,8 +322,9 @@ def write(options: argparse.Namespace, rows: list[Row]) -> None:
         "date": datetime.date.today().isoformat(),
         "versions": versions(("timm", "transformers")),
         "settings": {"clock": options.clock, "threads": torch.get_num_threads()},
-        "commits": {name: commit(tree) for name, tree in (("old", options.old), ("new", options.new))},
+        "commits": dict(zip(("old", "new"), options.names or (commit(options.old), commit(options.new)), strict=True)),
         "models": {name: case.about for name, case in CASES.items()},
+        "calls": CALLS,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     options.json.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

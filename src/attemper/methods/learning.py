@@ -97,7 +97,7 @@ class SoftDrop(Perturbation):
     """A method with a learnt rate, in one attention call."""
 
     method: LearnableRate
-    rate: Tensor
+    rate: Tensor = dataclasses.field(repr=False)  # its digits are on a device, for which a message would have to wait
     """() or (H,)."""
 
     @property

@@ -97,6 +97,8 @@ def begin(control: Control, module: nn.Module, args: Any, kwargs: Any) -> Draws:
         control.ledger.last_seed = seed
     elif not (control.trial or control.looking):
         control.ledger.last_seed, control.ledger.last_notes = seed, draws.notes
+    if control.traced and not compiling:
+        control.ledger.hold(seed)
     return draws
 
 
@@ -281,12 +283,22 @@ def _output_graph() -> Any:
 
 def _pass_seed(after: Tensor, key: int, site: Tensor) -> Tensor:
     """The seed of the pass that a compiled site belongs to, with the site and the number of its call in it."""
-    word = int(site)
-    CONTROLS[key].traced.add(word)
+    word, control = int(site), CONTROLS[key]
+    control.traced.add(word)
     if after.is_cuda and torch.cuda.is_current_stream_capturing():
-        return draw_seed(after)  # what was drawn outside would be the same in every replay
-    found = eager_source(CONTROLS[key], word, after)
+        return _captured_seed(control, word, after)
+    found = eager_source(control, word, after)
     return seed_of_call(found.seed, word, found.call)
+
+
+def _captured_seed(control: Control, site: int, after: Tensor) -> Tensor:
+    """The same in a CUDA graph, which replays what it did when it was captured: it reads the seed of each pass from
+    where passes write it. A part that runs by itself draws in the graph, from the generator that the graph knows."""
+    draws = current(control)
+    held = control.ledger.held.get(after.device)
+    if draws is None or held is None:
+        return draw_seed(after)
+    return seed_of_call(held, site, draws.number(site))
 
 
 def _pass_seed_fake(after: Tensor, key: int, site: Tensor) -> Tensor:

@@ -161,6 +161,8 @@ class Ledger:
         """The seed of the last pass."""
         self.last_notes: dict[tuple[int, int], Any] = {}
         """What the sites drew for in the last pass that was not compiled as a whole (`draws.Note`)."""
+        self.held: dict[torch.device, Tensor] = {}
+        """GPU → the seed of the last pass, always in the same place: CUDA graphs of compiled parts read it there."""
         self.muted = False
         """While True, penalties do not count: in all but the first pass of a comparison."""
         self.origins: Any = None
@@ -173,6 +175,15 @@ class Ledger:
         """The same before the first block, as far as the arguments of the block tell."""
         self.embedded: list[tuple[str, Tensor, Tensor]] | None = None
         """While passes are compared: the name, the image and the tokens of every patch embedding in the first."""
+
+    def hold(self, seed: Tensor) -> None:
+        """Write down the seed of a pass for CUDA graphs of parts of the model."""
+        if not seed.is_cuda:
+            return
+        if seed.device in self.held:
+            self.held[seed.device].copy_(seed)
+        elif not torch.cuda.is_current_stream_capturing():  # a graph's memory is not ours to keep
+            self.held[seed.device] = seed.clone()
 
     # ------------------------------------------------------------------------------------------------- eager passes
     def begin(self, opener: int) -> Pass:
