@@ -18,6 +18,7 @@ from torch._dynamo.testing import CompileCounter
 import attemper
 from attemper.errors import AttemperError, ParameterError, UnknownMethodError
 from attemper.lab.bench import candidates as candidates_module
+from attemper.lab.bench import timing
 from attemper.lab.bench.candidates import BACKENDS, RATE, candidates, flex_dropkey, listing
 from attemper.lab.bench.default_recipes import ops_recipes, step_recipes
 from attemper.lab.bench.ops import bench_ops
@@ -304,9 +305,11 @@ def test_passes_run_from_a_graph_unless_they_are_long_and_would_hold_much_memory
     gib: float, seconds: float, in_a_loop: bool, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FlashAttention-4 takes a millisecond to launch, which even a pass of 10 ms does not hide."""
-    monkeypatch.setattr(CudaStopwatch, "_peak_bytes", lambda self, step: int(gib * 2**30))
+    monkeypatch.setattr(timing, "peak_bytes", lambda device, step: int(gib * 2**30))
     monkeypatch.setattr(CudaStopwatch, "seconds", lambda self, prepared: seconds)
     monkeypatch.setattr(CudaStopwatch, "_capture", lambda self, step: step)
-    prepared = CudaStopwatch.__new__(CudaStopwatch).prepare(lambda: None, in_a_loop)
+    stopwatch = CudaStopwatch.__new__(CudaStopwatch)
+    stopwatch.device = torch.device("cuda")
+    prepared = stopwatch.prepare(lambda: None, in_a_loop)
     assert prepared.captured == captured
     assert prepared.in_a_loop == in_a_loop

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attemper.lab.bench.loop import bench_loop
 from attemper.lab.bench.ops import bench_ops
-from attemper.lab.bench.options import OpsPlan, StepPlan
+from attemper.lab.bench.options import LoopPlan, OpsPlan, StepPlan
 from attemper.lab.bench.step import bench_step
 from attemper.lab.bench.tables import failures
 from attemper.lab.bench.timing import CudaStopwatch
@@ -42,3 +43,10 @@ def test_on_a_gpu_a_step_is_measured_eager_and_compiled() -> None:
     report = bench_step(StepPlan(device="cuda", methods=("dropkey", "cb"), batch=4, rounds=2), sizes=TINY)
     assert not failures(report)
     assert {r.mode for r in report.rows} == {"eager", "compiled"}
+
+
+def test_on_a_gpu_loops_are_measured_eager() -> None:
+    plan = LoopPlan(device="cuda", cells=("call:8:eager", "vit-s:8:eager"), methods=("dropkey",), rounds=2, steps=1)
+    report = bench_loop(plan)
+    assert not failures(report)
+    assert all(row.host_milliseconds is not None and row.peak_mib for row in report.rows)

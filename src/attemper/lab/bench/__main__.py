@@ -1,4 +1,4 @@
-"""`python -m attemper.lab.bench ops` and `step`: the benchmarks where nothing but torch and Attemper is installed."""
+"""`python -m attemper.lab.bench ops`, `step`, `loop`: the benchmarks where only torch and Attemper are installed."""
 
 import argparse
 import ast
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attemper.errors import AttemperError
-from attemper.lab.bench.commands import Ops, Step
+from attemper.lab.bench.commands import Loop, Ops, Step
 
-COMMANDS: dict[str, type[Ops] | type[Step]] = {"ops": Ops, "step": Step}
+COMMANDS: dict[str, type[Ops] | type[Step] | type[Loop]] = {"ops": Ops, "step": Step, "loop": Loop}
 
 
 def make_parser() -> argparse.ArgumentParser:

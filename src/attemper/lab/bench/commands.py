@@ -1,4 +1,4 @@
-"""`attemper bench ops` and `attemper bench step` as a command line sees them: a plan, and where its figures go."""
+"""`attemper bench ops`, `step` and `loop` as a command line sees them: a plan, and where its figures go."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attemper.errors import ParameterError
-from attemper.lab.bench.options import OpsPlan, StepPlan
-from attemper.lab.bench.results import OpsReport, StepReport, save
+from attemper.lab.bench.options import LoopPlan, OpsPlan, StepPlan
+from attemper.lab.bench.results import LoopReport, OpsReport, StepReport, save
 from attemper.lab.bench.terminal import progress_on, show
 from attemper.lab.folders import read_object, refuse_foreign
 from attemper.lab.report.page import is_page
@@ -68,6 +68,39 @@ class Step(StepPlan):
             report = bench_step(self, command=command_line(words), progress=progress)
         if self.json is not None:
             save(report, self.json)
+        show(report)
+        if self.page is not None:
+            write_page(report, self.page)
+        return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(LoopPlan):
+    """What recipes cost in ordinary training loops: several models, small batches too, eager and compiled.
+
+    A vision transformer, a Swin transformer, an encoder and a decoder of text, and one call of attention by itself. The
+    time of a step, the time of the host, the memory and the first step, each as a ratio to the same loop without any
+    method. --minutes bounds how long it takes, and --cells says what is measured and in which order.
+    """
+
+    json: Path | None = None
+    """Write the figures to this file, after every cell."""
+    page: Path | None = None
+    """Write an HTML page with charts to this file."""
+
+    def run(self, words: Sequence[str] = ()) -> LoopReport:
+        """Measure, show, write. words: what was typed, for the record."""
+        from attemper.lab.bench.html_page import write_page
+        from attemper.lab.bench.loop import bench_loop
+
+        check_files(self.json, self.page, "loop")
+
+        def keep(report: LoopReport) -> None:
+            if self.json is not None:
+                save(report, self.json)
+
+        with progress_on("bench loop") as progress:
+            report = bench_loop(self, command=command_line(words), progress=progress, after_cell=keep)
         show(report)
         if self.page is not None:
             write_page(report, self.page)

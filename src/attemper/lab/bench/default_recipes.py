@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 import attemper
+from attemper.lab.bench.targets import LOOP_RECIPES
 from attemper.lab.bench.targets import STEP as TARGETS
 from attemper.recipe import as_methods, render
 from attemper.tempering.composition import check_composition
@@ -63,4 +64,16 @@ def step_recipes(chosen: Sequence[str] = ()) -> list[str]:
         check_composition(as_methods(recipe))
     if not chosen:
         found.sort(key=lambda recipe: recipe not in TARGETS)
+    return [recipe for recipe in found if recipe != "none"]
+
+
+def loop_recipes(chosen: Sequence[str] = ()) -> list[str]:
+    """The recipes for training loops, without `none`, which is always measured; those with targets if none is chosen.
+
+    >>> loop_recipes(["explicit(v=5e-4)"])
+    ['explicit(v=0.0005)']
+    """
+    found = list(dict.fromkeys(render(as_methods(recipe)) for recipe in chosen or LOOP_RECIPES))
+    for recipe in found:
+        check_composition(as_methods(recipe))
     return [recipe for recipe in found if recipe != "none"]

@@ -5,8 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attemper.files import atomic_write
-from attemper.lab.bench.results import OpsReport, OpsRow, Report, StepReport, StepRow
-from attemper.lab.bench.tables import FAMILIES, LEGEND, WORDS, Table, about, failures, full_tables, number, ratio
+from attemper.lab.bench.results import LoopReport, LoopRow, OpsReport, OpsRow, Report, StepReport, StepRow
+from attemper.lab.bench.tables import (
+    FAMILIES,
+    LEGEND,
+    WORDS,
+    Table,
+    about,
+    cell_name,
+    failures,
+    full_tables,
+    number,
+    ratio,
+    tally,
+    targets,
+)
 from attemper.lab.report.charts import Row, dots
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
@@ -23,8 +36,7 @@ def write_page(report: Report, path: Path) -> None:
 
 def make_page(report: Report) -> str:
     """The whole page as HTML, with nothing to fetch from anywhere."""
-    what = "The attention operator" if isinstance(report, OpsReport) else "A training step"
-    sections = ops_sections(report) if isinstance(report, OpsReport) else step_sections(report)
+    what, sections = contents(report)
     if failed := failures(report):
         items = "".join(f"<li>{escape(line)}</li>" for line in failed)
         sections.append(Section(heading="Not measured", body=f"<ul>{items}</ul>"))
@@ -32,6 +44,15 @@ def make_page(report: Report) -> str:
     command = f"<p><code>{escape(report.head.command)}</code></p>" if report.head.command else ""
     head += command + data_block("figures", dataclasses.asdict(report))
     return page(f"{what} on {report.head.machine.device}", sections, head=head)
+
+
+def contents(report: Report) -> tuple[str, list[Section]]:
+    """What a report is about, and its sections."""
+    if isinstance(report, OpsReport):
+        return "The attention operator", ops_sections(report)
+    if isinstance(report, LoopReport):
+        return "Training loops", loop_sections(report)
+    return "A training step", step_sections(report)
 
 
 def ops_sections(report: OpsReport) -> list[Section]:
@@ -75,13 +96,42 @@ def step_sections(report: StepReport) -> list[Section]:
     return sections
 
 
-def ratio_row(row: OpsRow | StepRow, label: str, series: int) -> Row:
+def loop_sections(report: LoopReport) -> list[Section]:
+    """The targets, then one section per cell, with steps and the host's part of them in one chart."""
+    sections = []
+    if any(row.target is not None for row in report.rows):
+        sections.append(Section(heading="Targets", lead=tally(report), body=html_table(measured(targets(report)))))
+    for shown, cell in zip(full_tables(report), dict.fromkeys(row.cell for row in report.rows), strict=True):
+        rows = [row for row in report.rows if row.cell == cell and row.ratio is not None]
+        chart = dots(
+            [line for row in rows for line in (ratio_row(row, row.recipe, 1), host_row(row))],
+            title=f"Training loop, {cell_name(cell)}",
+            axis=Axis(label="time ÷ the same loop without any method", rule=1.0),
+            note=key_to(rows),
+        )
+        sections.append(Section(heading=cell_name(cell), body=chart + html_table(shown)))
+    return sections
+
+
+def measured(shown: Table) -> Table:
+    """A table of targets without those that were not measured."""
+    return Table(shown.title, shown.columns, tuple(row for row in shown.rows if not row[-1].endswith("not measured")))
+
+
+def host_row(row: LoopRow) -> Row:
+    """One line of a chart of ratios: the time of the host."""
+    note = f"{ratio(row.host_ratio)}, {number(row.host_milliseconds)} ms"
+    return Row(label="… on the host", series=0, value=row.host_ratio, low=None, high=None, other=None, note=note)
+
+
+def ratio_row(row: OpsRow | StepRow | LoopRow, label: str, series: int) -> Row:
     """One line of a chart of ratios."""
     note = f"{ratio(row.ratio)}, {number(row.milliseconds)} ms"
-    return Row(label=label, series=series, value=row.ratio, low=row.low, high=row.high, other=row.target, note=note)
+    target = None if isinstance(row, LoopRow) and row.aimed is not row.ratio else row.target
+    return Row(label=label, series=series, value=row.ratio, low=row.low, high=row.high, other=target, note=note)
 
 
-def key_to(rows: Sequence[OpsRow | StepRow]) -> str:
+def key_to(rows: Sequence[OpsRow | StepRow | LoopRow]) -> str:
     """What the parts of a chart of ratios mean, as far as they are there."""
     parts = ["line: 95 % interval"] if any(row.low is not None for row in rows) else []
     return "; ".join([*parts, "hollow: the target"] if any(row.target is not None for row in rows) else parts)

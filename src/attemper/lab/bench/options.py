@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Clock = Literal["wall", "cpu"]
 Mode = Literal["eager", "compiled"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+LoopMode = Literal["eager", "compiled", "reduce-overhead", "max-autotune"]
+LOOP_MODES: tuple[LoopMode, ...] = get_args(LoopMode)
 MOST = {"rounds": 100_000, "threads": 1_024, "batch": 1_000_000}
 """The largest numbers that somebody can mean."""
 Progress = Callable[[float, str], None]
@@ -96,6 +98,40 @@ class StepPlan(Plan):
                 raise ParameterError(f"modes must be among {', '.join(MODES)}; got {mode!r}")
         if self.batch is not None and self.batch < 1:
             raise ParameterError(f"batch must be at least 1, got {self.batch}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopPlan(Plan):
+    """What `bench_loop` measures."""
+
+    models: tuple[str, ...] = ()
+    """Among vit-s, swin-t, bert, gpt and call (one call of attention). All if not given."""
+    batches: tuple[int, ...] = ()
+    """Samples per step. 8, 32 and 256 on a GPU, 2 on a CPU if not given."""
+    modes: tuple[LoopMode, ...] = ()
+    """Among eager, compiled, reduce-overhead, max-autotune. All but the last on a GPU, eager on a CPU if not given."""
+    cells: tuple[str, ...] = ()
+    """Model:batch:mode, such as vit-s:8:eager, in the order to measure in; in place of the three options above."""
+    methods: tuple[str, ...] = ()
+    """Names of methods, or recipes. Those that have targets if not given."""
+    steps: int = 4
+    """How many steps follow each other in a turn."""
+    rounds: int = 7
+    """How often every recipe has its turn; figures are medians over the rounds."""
+
+    def check(self) -> None:
+        """Raise if an option is out of range."""
+        super().check()
+        if self.cells and (self.models or self.batches or self.modes):
+            raise ParameterError("cells says which models, batches and modes; leave out the options of those names")
+        for mode in self.modes:
+            if mode not in LOOP_MODES:
+                raise ParameterError(f"modes must be among {', '.join(LOOP_MODES)}; got {mode!r}")
+        for batch in self.batches:
+            if not 1 <= batch <= MOST["batch"]:
+                raise ParameterError(f"batches must be from 1 to {MOST['batch']:,}, got {batch}")
+        if not 1 <= self.steps <= MOST["rounds"]:
+            raise ParameterError(f"steps must be from 1 to {MOST['rounds']:,}, got {self.steps}")
 
 
 @contextlib.contextmanager

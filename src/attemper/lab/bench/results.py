@@ -123,6 +123,47 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoopRow:
+    """One recipe in the training loop of one cell: a model, a batch and a mode. Where `failure` is set: no figures."""
+
+    model: str
+    batch: int
+    mode: str
+    """"eager", "compiled", "reduce-overhead" or "max-autotune"."""
+    recipe: str
+    milliseconds: float | None = None
+    """Median of one step: forward, loss, backward, optimiser."""
+    ratio: float | None = None
+    """Median over rounds of its time ÷ that of `none` in the same cell and round."""
+    low: float | None = None
+    high: float | None = None
+    host_milliseconds: float | None = None
+    """Median of the time after which the host is done with a step that begins on an idle device."""
+    host_ratio: float | None = None
+    peak_mib: float | None = None
+    """What a step takes at its peak beyond parameters, optimiser state and data."""
+    memory_ratio: float | None = None
+    first_seconds: float | None = None
+    """The first step, with all that is compiled in it."""
+    first_ratio: float | None = None
+    graph_skips: int | None = None
+    """How often the compiler gave up a CUDA graph; None: the mode has none."""
+    target: float | None = None
+    """The largest `ratio` that we aim at; of the model "call" the largest `host_ratio`."""
+    failure: str | None = None
+
+    @property
+    def cell(self) -> tuple[str, int, str]:
+        """The rows that are compared with each other."""
+        return self.model, self.batch, self.mode
+
+    @property
+    def aimed(self) -> float | None:
+        """The figure that the target is for."""
+        return self.host_ratio if self.model == "call" else self.ratio
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpsReport:
     """The attention operator, forward and backward, by shape."""
 
@@ -144,7 +185,19 @@ class StepReport:
     benchmark: str = "step"
 
 
-Report = OpsReport | StepReport
+@dataclass(frozen=True, kw_only=True)
+class LoopReport:
+    """Ordinary training loops of several models, at several batches, eager and compiled, by recipe."""
+
+    head: Head
+    models: dict[str, str]
+    """What each model is."""
+    rows: tuple[LoopRow, ...]
+    benchmark: str = "loop"
+
+
+Report = OpsReport | StepReport | LoopReport
+KINDS = ("ops", "step", "loop")
 
 
 def save(report: Report, path: Path) -> None:
@@ -161,14 +214,17 @@ def load(path: Path) -> Report:
     except (UnreadableError, KeyError) as error:
         reason = f"it has no {error}." if isinstance(error, KeyError) else str(error)
         raise UnreadableError(f"{path} is no result of `attemper bench`: {reason}") from error
-    if form != FORMAT or kind not in ("ops", "step"):
+    if form != FORMAT or kind not in KINDS:
         raise UnreadableError(
-            f"{path} holds benchmark '{kind}' in format {form}; this version reads ops and step in format {FORMAT}"
+            f"{path} holds benchmark '{kind}' in format {form}; this version reads "
+            f"{', '.join(KINDS)} in format {FORMAT}"
         )
     try:
         head = given.pop("head")
         given["head"] = Head(**head | {"machine": Machine(**head["machine"])})
         rows = given.pop("rows")
+        if kind == "loop":
+            return LoopReport(**given, rows=tuple(LoopRow(**row) for row in rows))
         if kind == "step":
             return StepReport(**given, rows=tuple(StepRow(**row) for row in rows))
         return OpsReport(**given, rows=tuple(OpsRow(**row | {"shape": Shape(**row["shape"])}) for row in rows))

@@ -5,6 +5,7 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,19 +82,19 @@ class Trained:
 NUMBERS = itertools.count()
 
 
-def compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The model compiled as if it were the only one in this process.
+def compiled(model: Callable[..., Any], mode: str | None = None) -> Callable[..., Any]:
+    """The model compiled as if it were the only one in this process. mode: of torch.compile, None: its default.
 
     Torch keeps what it compiled by the code that it compiled: to it, the models of all recipes are one function with
     ever new guards, which it takes to be dynamic, and gives up in the end. So each gets a code object of its own.
     """
 
-    def forward(x: Tensor) -> Tensor:
-        out: Tensor = model(x)
-        return out
+    def forward(*given: Any) -> Any:
+        return model(*given)
 
     own = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
-    return torch.compile(types.FunctionType(own, forward.__globals__, own.co_name, None, forward.__closure__))
+    function = types.FunctionType(own, forward.__globals__, own.co_name, None, forward.__closure__)
+    return torch.compile(function, mode=mode)
 
 
 @dataclass(frozen=True)

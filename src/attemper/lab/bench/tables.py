@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attemper.lab.bench.results import OpsRow, Report, Shape, StepReport, StepRow
-from attemper.lab.bench.targets import OPS, STEP
+from attemper.lab.bench.results import LoopReport, LoopRow, OpsRow, Report, Shape, StepReport, StepRow
+from attemper.lab.bench.targets import LOOP, OPS, STEP
 
 CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
-WORDS = ("", "regularised by", "recipe")
+WORDS = ("", "regularised by", "recipe", "cell")
 """Columns that hold words, not numbers."""
 LEGEND = "* what impl=auto takes"
 FAMILIES = {"stock": "torch", "flex": "FlexAttention", "listing": "paper's listing", "attemper": "attemper"}
@@ -40,6 +40,8 @@ def about(report: Report) -> list[str]:
     ]
     if isinstance(report, StepReport):
         lines.append(f"{report.model}; batch {report.batch}; forward, loss, backward and optimiser")
+    elif isinstance(report, LoopReport):
+        lines += [f"{name}: {what}" for name, what in report.models.items()]
     elif report.ceiling_tflops is not None:
         lines.append(f"a large matrix product reaches {number(report.ceiling_tflops)} TFLOP/s")
     threads = f", {plural(machine.threads, 'CPU thread')}" if machine.threads else ""
@@ -54,6 +56,9 @@ def plural(count: int, word: str) -> str:
 
 def full_tables(report: Report) -> list[Table]:
     """Everything that was measured: one table per shape, or per mode."""
+    if isinstance(report, LoopReport):
+        cells = dict.fromkeys(row.cell for row in report.rows)
+        return [loop_table(cell, [row for row in report.rows if row.cell == cell]) for cell in cells]
     if isinstance(report, StepReport):
         modes = dict.fromkeys(row.mode for row in report.rows)
         return [step_table(mode, [row for row in report.rows if row.mode == mode]) for mode in modes]
@@ -103,12 +108,45 @@ def step_table(mode: str, rows: list[StepRow]) -> Table:
     return Table(f"{mode} training step", columns, tuple(cells))
 
 
+def loop_table(cell: tuple[str, int, str], rows: list[LoopRow]) -> Table:
+    """The recipes in one cell, in the order in which they were given."""
+    columns = (
+        "recipe", "ms", "ratio", "95 %", "target", "host ms", "host ratio", "peak MiB", "memory ratio", "first step s",
+        "first ratio", "graphs given up",
+    )  # fmt: skip
+    cells = [
+        (
+            row.recipe,
+            number(row.milliseconds),
+            ratio(row.ratio),
+            span(row.low, row.high),
+            against(row.aimed, row.target),
+            number(row.host_milliseconds),
+            ratio(row.host_ratio),
+            number(row.peak_mib),
+            ratio(row.memory_ratio),
+            number(row.first_seconds),
+            ratio(row.first_ratio),
+            "" if row.graph_skips is None else str(row.graph_skips),
+        )
+        for row in rows
+        if row.milliseconds is not None
+    ]
+    return Table(cell_name(cell), columns, tuple(cells))
+
+
+def cell_name(cell: tuple[str, int, str]) -> str:
+    """Such as 'vit-s, batch 8, eager'."""
+    model, batch, mode = cell
+    return f"{model}, batch {batch}, {mode}"
+
+
 def failures(report: Report) -> list[str]:
     """What could not be measured and why; recipes that fail alike share a line."""
     places: dict[tuple[str, str, str], list[str]] = {}
     for row in report.rows:
         if row.failure is not None:
-            who = f"{FAMILIES[row.family]} {row.name}" if isinstance(row, OpsRow) else row.mode
+            who = _who(row)
             places.setdefault((who, row.recipe, row.failure), []).append(_place(row))
     everywhere = list(dict.fromkeys(map(_place, report.rows)))
     recipes: dict[tuple[str, str, str], list[str]] = {}
@@ -118,12 +156,20 @@ def failures(report: Report) -> list[str]:
     return [f"{who}, {' / '.join(names)}{there}: {why}" for (who, there, why), names in recipes.items()]
 
 
-def _place(row: OpsRow | StepRow) -> str:
+def _who(row: OpsRow | StepRow | LoopRow) -> str:
+    if isinstance(row, OpsRow):
+        return f"{FAMILIES[row.family]} {row.name}"
+    return cell_name(row.cell) if isinstance(row, LoopRow) else row.mode
+
+
+def _place(row: OpsRow | StepRow | LoopRow) -> str:
     return f"{row.shape.tokens}x{row.shape.width}" if isinstance(row, OpsRow) else ""
 
 
 def summary(report: Report) -> Table:
     """What a user of Attemper gets: for `ops`, per shape, torch's fastest and what `impl="auto"` takes per recipe."""
+    if isinstance(report, LoopReport):
+        return loop_summary(report)
     if isinstance(report, StepReport):
         return step_summary(report)
     columns = (
@@ -170,8 +216,36 @@ def step_summary(report: StepReport) -> Table:
     return Table("training steps", columns, tuple(cells))
 
 
+def loop_summary(report: LoopReport) -> Table:
+    """Cells down, recipes across: the ratio of a step, and that of the host where it is another."""
+    recipes = [recipe for recipe in dict.fromkeys(row.recipe for row in report.rows) if recipe != "none"]
+    names = (recipe if recipe.startswith("none") else f"`{recipe}`" for recipe in recipes)
+    cells = []
+    for cell in dict.fromkeys(row.cell for row in report.rows):
+        found = {row.recipe: row for row in report.rows if row.cell == cell and row.milliseconds is not None}
+        none = found.get("none")
+        line = [cell_name(cell), "–" if none is None else f"{number(none.milliseconds)} ms"]
+        for row in map(found.get, recipes):
+            line.append("–" if row is None else f"{ratio(row.ratio)} (host {ratio(row.host_ratio)})")
+        cells.append(tuple(line))
+    return Table("training loops", ("cell", "none", *names), tuple(cells))
+
+
+def loop_targets(report: LoopReport) -> Table:
+    """Every target of a loop; of a single call, that of the host."""
+    found = {(row.cell, row.recipe): row.aimed for row in report.rows if row.target is not None}
+    lines = [
+        (cell_name(cell), f"`{recipe}`", verdict(found.get((cell, recipe)), target))
+        for cell, aims in LOOP.items()
+        for recipe, target in aims.items()
+    ]
+    return Table("targets of training loops", ("cell", "recipe", "ratio"), tuple(lines))
+
+
 def targets(report: Report) -> Table:
     """Every target, and what was measured of it: met, missed, or not measured on the machine that it is for."""
+    if isinstance(report, LoopReport):
+        return loop_targets(report)
     if isinstance(report, StepReport):
         steps = {row.recipe: row.ratio for row in report.rows if row.target is not None}
         lines = [(f"`{recipe}`", verdict(steps.get(recipe), target)) for recipe, target in STEP.items()]
@@ -191,7 +265,7 @@ def tally(report: Report) -> str:
     """How many of the targets are met."""
     words = [cell.split(", ")[-1] for cells in targets(report).rows for cell in cells[1:]]
     met, missed, unknown = (words.count(word) for word in ("met", "missed", "not measured"))
-    return f"Of {len(words)} targets: {met} met, {missed} missed, {unknown} not measured."
+    return f"Of {met + missed + unknown} targets: {met} met, {missed} missed, {unknown} not measured."
 
 
 def verdict(value: float | None, target: float) -> str:

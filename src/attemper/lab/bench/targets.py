@@ -33,6 +33,42 @@ STEP: dict[str, float] = {
 }
 """Recipe → largest ratio."""
 
+LOOP_RECIPES = (
+    "dropkey(0.1)",
+    "dropattention(0.1)",
+    "cb(cb)",
+    "hardmask(0.1)",
+    "blur(1.0)",
+    "explicit(v=0.0005, ff=0.0005)",
+    "dropkey(0.1) + cb(cb) + explicit(v=0.0005, ff=0.0005)",
+)
+
+
+def _loop(*groups: float) -> dict[str, float]:
+    """dropkey, dropattention, cb; hardmask, blur; explicit; the combination."""
+    sizes = (3, 2, 1, 1)
+    values = [value for value, size in zip(groups, sizes, strict=False) for _ in range(size)]
+    return dict(zip(LOOP_RECIPES, values, strict=False))
+
+
+LOOP: dict[tuple[str, int, str], dict[str, float]] = {
+    ("vit-s", 8, "eager"): _loop(1.10, 1.20, 1.40, 1.50),
+    ("vit-s", 32, "eager"): _loop(1.10, 1.20, 1.40, 1.50),
+    ("vit-s", 256, "eager"): _loop(1.00, 1.05, 1.10, 1.10),
+    ("swin-t", 64, "eager"): _loop(1.10, 1.20),
+    ("call", 8, "eager"): dict.fromkeys(("dropkey(0.1)", "hardmask(0.1)", "blur(1.0)"), 1.50),
+    ("vit-s", 8, "compiled"): _loop(1.03, 1.06, 1.12, 1.15),
+    ("vit-s", 256, "compiled"): _loop(1.00, 1.03, 1.02, 1.05),
+    ("vit-s", 512, "compiled"): _loop(1.00, 1.03, 1.02, 1.05),
+    ("swin-t", 64, "compiled"): _loop(1.00, 1.05),
+}
+"""Model, batch and mode → recipe → largest ratio of a step; of a single call, of the time of the host."""
+
+
+def loop_target(machine: Machine, cell: tuple[str, int, str], recipe: str) -> float | None:
+    """The aim for a recipe in a training loop, if there is one for this machine and cell."""
+    return LOOP.get(cell, {}).get(recipe) if MACHINE in machine.device else None
+
 
 def ops_target(machine: Machine, recipe: str, shape: Shape) -> float | None:
     """The aim for a recipe at a shape, if there is one for this machine."""

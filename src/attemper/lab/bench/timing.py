@@ -75,7 +75,7 @@ class CudaStopwatch:
     def prepare(self, step: Step, in_a_loop: bool = False) -> Prepared:
         """Run the step until it is warm, note its peak memory, and capture it unless it is in a loop or too large."""
         step()
-        eager = Prepared(step, self._peak_bytes(step), in_a_loop=in_a_loop)
+        eager = Prepared(step, peak_bytes(self.device, step), in_a_loop=in_a_loop)
         large = eager.peak_bytes > HELD and self.seconds(eager) > LAUNCHES_MATTER
         if in_a_loop or large:
             return eager
@@ -84,14 +84,6 @@ class CudaStopwatch:
         except RuntimeError:  # the step reads something back to the CPU: time it with its launches, and say so
             torch.cuda.synchronize(self.device)
             return eager
-
-    def _peak_bytes(self, step: Step) -> int:
-        torch.cuda.synchronize(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        step()
-        torch.cuda.synchronize(self.device)
-        return torch.cuda.max_memory_allocated(self.device) - before
 
     def _capture(self, step: Step) -> Step:
         stream = torch.cuda.Stream(self.device)
@@ -127,6 +119,18 @@ Stopwatch = CpuStopwatch | CudaStopwatch
 def make_stopwatch(device: torch.device, clock: Clock) -> Stopwatch:
     """What times steps on this device. A GPU has clocks of its own."""
     return CudaStopwatch(device) if device.type == "cuda" else CpuStopwatch(clock)
+
+
+def peak_bytes(device: torch.device, step: Step) -> int:
+    """What one run of the step allocates at its peak, beyond what was allocated before."""
+    if device.type != "cuda":
+        return peak_bytes_on_cpu(step)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def peak_bytes_on_cpu(step: Step) -> int:

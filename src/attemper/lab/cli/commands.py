@@ -55,7 +55,10 @@ COMMANDS: Mapping[str, str | Group] = {
         "Fetch and check data sets.",
         {"prepare": "data:Prepare", "preview": "data:Preview", "verify": "data:Verify"},
     ),
-    "bench": ("Measure what methods cost on this machine.", {"ops": "bench:BenchOps", "step": "bench:BenchStep"}),
+    "bench": (
+        "Measure what methods cost on this machine.",
+        {"ops": "bench:BenchOps", "step": "bench:BenchStep", "loop": "bench:BenchLoop"},
+    ),
 }
 """Module and class of every command, in the order of the help; the modules lie beside this one."""
 
