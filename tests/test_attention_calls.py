@@ -13,6 +13,7 @@ from attemper.errors import ParameterError, UnsupportedError
 from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import DropAttention, DropKey
 from attemper.ops.call import make_call
+from attemper.ops.dispatch import IMPLEMENTATIONS
 from families import FAMILIES, build, call
 from test_attention import boolean_mask, qkv, randn
 
@@ -131,6 +132,7 @@ def test_attention_that_is_only_looked_at_gets_the_fastest_kernel_in_training(
     real = attemper.tempering.interception.attend_and_square
     monkeypatch.setattr(attemper.tempering.interception, "fastest_unperturbed", lambda call, alone: "fastest")
     monkeypatch.setattr(attemper.tempering.interception, "chosen_name", lambda call, impl: "sdpa")
+    monkeypatch.setattr(attemper.tempering.interception, "choose", lambda call, impl: IMPLEMENTATIONS["sdpa"])
     monkeypatch.setattr(
         attemper.tempering.interception,
         "attend_and_square",

@@ -107,7 +107,8 @@ def test_as_exact_as_torchs_own_kernels(shape: tuple[int, ...], dtype: torch.dty
         for name, error, bound in zip(("out", "dq", "dk", "dv"), given, stock, strict=True):
             # With one key dQ and dK are zero but for rounding, and there is nothing to compare.
             if shape[4] > 1 or name in ("out", "dv"):
-                assert error <= 1.5 * bound + 1e-7, f"{methods}, {name}: {error:.2e}, torch {bound:.2e}"
+                rounding = 5e-6 if dtype == torch.float32 else 1e-7  # three TF32 products (`common/products.py`)
+                assert error <= 1.5 * bound + rounding, f"{methods}, {name}: {error:.2e}, torch {bound:.2e}"
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
@@ -131,7 +132,7 @@ def test_no_row_loses_all_of_its_keys(tokens: int) -> None:
     # With one key dQ and dK are zero; rounding is then measured by the size of what cancels.
     size = (dout * qkv[2]).norm()
     for a, b in zip(*results, strict=True):
-        assert (a - b).norm() <= 1e-6 * (size + b.norm())
+        assert (a - b).norm() <= 5e-6 * (size + b.norm())
 
 
 @pytest.mark.parametrize("methods", [[DropKey(0.3)], []])

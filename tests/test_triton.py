@@ -27,6 +27,8 @@ TESTS = Path(__file__).parent
     [
         "triton_cases.py triton_mask_cases.py triton_whole_cases.py triton_lse_cases.py",
         "triton_penalty_cases.py triton_hardmask_cases.py triton_maxima_cases.py",
+        "triton_passed_cases.py triton_lengths_cases.py",
+        "triton_weight_drop_cases.py triton_softmax_cases.py triton_mask_gradient_cases.py",
         "triton_keys_cases.py triton_parts_cases.py triton_penalised_cases.py triton_packed_cases.py",
     ],
 )
@@ -55,9 +57,11 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "not 136" in _reason([DropKey(0.1)], width=136)
     assert "float64" in _reason([DropKey(0.1)], dtype=torch.float64)
     assert _reason([DropKey(0.1)], mask=torch.zeros(4, 4)) == ""
-    assert "gradient to an additive mask" in _reason([DropKey(0.1)], mask=torch.zeros(4, 4, requires_grad=True))
+    assert _reason([DropKey(0.1)], mask=torch.zeros(4, 4, requires_grad=True)) == ""
+    assert "all queries or all keys share" in _reason([DropKey(0.1)], mask=torch.zeros(1, 4, requires_grad=True))
     assert "boolean mask that differs between queries" in _reason([Blur()], mask=torch.ones(4, 4, dtype=torch.bool))
-    assert "dropattention" in _reason([DropAttention(0.1, rescale="inverted")])
+    assert _reason([DropAttention(0.1)]) == ""
+    assert "dropattention" in _reason([DropAttention(0.1, unit="column", w=3)])
     assert "share=queries" in _reason([DropKey(0.1, share="queries")])
     assert "one method of a kind" in _reason([DropKey(0.1), DropKey(0.2)])
     assert "2: HardMask, HardMask" in _reason([HardMask(0.1, k=2), HardMask(0.2, k=2), Blur()])

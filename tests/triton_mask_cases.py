@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import attemper
-from attemper.errors import UnsupportedError
 from attemper.methods import Blur, DropHead, DropKey, HardMask
 from triton_cases import check, make
 from triton_hardmask_cases import check as check_methods
@@ -48,14 +47,6 @@ def test_a_mask_of_large_steps_keeps_its_far_keys() -> None:
     q, k, v = make(1, 1, 20, 40, 16)
     slope = -5.0 * (torch.arange(20)[:, None] - torch.arange(40)).abs()
     check(((q.detach() * 30).requires_grad_(), k, v), 0.2, 1e-4, attn_mask=slope)
-
-
-def test_a_mask_that_requires_a_gradient_is_refused_with_the_reason() -> None:
-    qkv, bias = make(1, 1, 17, 20, 16), torch.zeros(17, 20, requires_grad=True)
-    with pytest.raises(UnsupportedError, match=r"gives no gradient to an additive mask.*These can: tiled, reference"):
-        attemper.attention(*qkv, attn_mask=bias, methods=[DropKey(0.1)], impl="triton")
-    with torch.no_grad():
-        attemper.attention(*qkv, attn_mask=bias, methods=[DropKey(0.1)], impl="triton")
 
 
 def test_blur_before_and_dropped_heads_after() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -18,6 +19,8 @@ from attemper.kernels.implementations import triton as triton_attention
 from attemper.methods import DropKey
 from attemper.ops.call import make_call
 from attemper.ops.stream import Source
+from attemper.tempering.attention import AttentionAction
+from attemper.tempering.subclassing import is_tempered, state_of
 from triton_steps import step_of
 
 PENALISED = "attemper::penalised_attention"
@@ -67,8 +70,9 @@ def test_gradients_are_those_of_the_formulas(
     methods = (DropKey(0.3),) if dropped else ()
     call = make_call(*parts(qkv, heads), None, causal, None, methods, Source(torch.tensor(7)), qkv)
     assert triton_attention.squares(call, weights) == tuple(weights)
-    out, squares = triton_attention.attention_and_squares(call, bias, tuple(weights))
-    total = (out * dout).sum() + sum(weight * squares[name] for name, weight in weights.items())
+    factors = dict.fromkeys(weights, 1.0) if causal else dict.fromkeys(weights, 2.0)
+    out, squares = triton_attention.attention_and_squares(call, bias, factors)
+    total = (out * dout).sum() + sum(weight / factors[name] * squares[name] for name, weight in weights.items())
     keep = torch.ones(2, heads, tokens, tokens, dtype=torch.bool)
     if dropped:
         keep = attemper.keep_mask(7, (2, heads, tokens, tokens), 0.3)
@@ -132,15 +136,15 @@ def test_a_step_of_a_model_is_the_references(kind: str, recipe: str, penalised: 
 def test_attention_is_the_same_bit_for_bit_whether_penalties_look_on_or_not() -> None:
     qkv, bias = torch.randn(2, 37, 3 * 2 * 16), torch.randn(3 * 2 * 16)
     others = (None, None, 0.25, False)
-    looked, _ = with_squares(qkv, bias, *parts(qkv, 2), True, True, *others)
+    looked, *_ = with_squares(qkv, bias, *parts(qkv, 2), 1.0, 1.0, *others)
     assert torch.equal(looked, torch.ops.attemper.packed_attention(qkv, 2, *others)[0])
 
 
 def test_one_result_alone_can_be_differentiated() -> None:
     qkv = torch.randn(2, 37, 3 * 2 * 16, requires_grad=True)
     others = (None, None, 0.25, False)
-    out, squares = with_squares(qkv, None, *parts(qkv, 2), True, False, *others)
-    (pulled,) = torch.autograd.grad(squares[0], qkv, retain_graph=True)
+    out, square = with_squares(qkv, None, *parts(qkv, 2), 1.0, 0.0, *others)
+    (pulled,) = torch.autograd.grad(square, qkv, retain_graph=True)
     expected = torch.zeros_like(qkv)
     expected[..., 64:] = 2 * qkv[..., 64:].detach()
     torch.testing.assert_close(pulled, expected)
@@ -160,3 +164,44 @@ def test_opcheck_of_the_operator() -> None:
     bias = torch.randn(3 * 2 * 16, requires_grad=True)
     for asked in ((True, False), (False, True), (True, True)):
         torch.library.opcheck(torch.ops.attemper.penalised_attention, (qkv, bias, 2, *asked, None, None, 0.25, False))
+
+
+@pytest.mark.parametrize("recipe", ["explicit(v=0.5, ff=0.1)", "dropkey(0.3) + explicit(q=0.2, k=0.3, v=0.5)"])
+@pytest.mark.parametrize("how", ["alone", "in eval and back", "without gradients", "masked"])
+def test_a_known_call_with_penalties_is_what_a_call_is_that_is_met_first(recipe: str, how: str) -> None:
+    """Loss and gradients of a model that has run before are those of one that has not, bit for bit."""
+    results = []
+    for known in (True, False):
+        torch.manual_seed(0)
+        model = timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=3
+        ).train()  # fmt: skip
+        tempered = attemper.apply(model, recipe, impl="triton")
+        x, mask = torch.randn(2, 3, 32, 32), None
+
+        def step(model: Any = model, tempered: Any = tempered, x: Tensor = x) -> list[Tensor]:
+            torch.manual_seed(5)
+            loss = tempered.loss(lambda: model(x), lambda out: out.square().sum())
+            return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+        if known:
+            step()
+            step()
+            assert all(action.plain for action in attention_actions(model))
+            if how == "in eval and back":
+                model.eval()(x)
+                model.train()
+            elif how == "without gradients":
+                with torch.no_grad():
+                    model(x)
+        if how == "masked":
+            mask = torch.zeros(17, 17).masked_fill(torch.arange(17) > 14, -torch.inf)
+            model.forward_features = functools.partial(model.forward_features, attn_mask=mask)
+        results.append(step())
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def attention_actions(model: nn.Module) -> list[AttentionAction]:
+    found = [action for m in model.modules() if is_tempered(m) for action in state_of(m).actions]
+    return [action for action in found if isinstance(action, AttentionAction)]

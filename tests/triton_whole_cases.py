@@ -31,7 +31,7 @@ def always_whole(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(launches, "whole_plan", split)
-    monkeypatch.setattr(launches, "is_static", lambda nq, nk: True)  # however many lengths other tests had
+    monkeypatch.setattr(launches, "is_static", lambda *_: True)  # however many lengths other tests had
     monkeypatch.setattr(launches, "_backwards", {})
     monkeypatch.setattr(operators, "backward_launches", counted)
     return launched

@@ -11,7 +11,7 @@ from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_flag
 from attemper.methods.dropkey import DropKey
 from attemper.methods.learning import LearnableRate, SoftKeep
-from attemper.ops.perturbation import Stage, drop_logits, inverted_weights
+from attemper.ops.perturbation import Stage, WordDrop, drop_logits, inverted_weights
 from attemper.ops.stream import Stream
 
 
@@ -166,6 +166,15 @@ class DropAttention(LearnableRate):
     def inverted_drop(self) -> float | None:
         drops_each = self.rescale == "inverted" and self.unit == "element" and not self.learns
         return self.rate if drops_each else None
+
+    @property
+    def word_drop(self) -> WordDrop | None:
+        if self.learns or self.w > 1:
+            return None
+        what: Literal["keys", "weights", "detached"] = "weights"
+        if self.rescale == "normalize":
+            what = "detached" if self.detach else "keys"
+        return WordDrop(self.rate, what, self.unit == "column")
 
     def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
         return self.keep(shape, stream) if self.drops_keys else None

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attemper.methods.base import Method, Paper, Place, check_choice, check_rate
 from attemper.methods.kinds import AttentionRecord, ConvolutionRecord, LayerRecord, Part, Penalty, wide
-from attemper.methods.reductions import Reduction, check_reduction, reduced, sums_over_samples
+from attemper.methods.reductions import Reduction, check_reduction, divisor, reduced, sums_over_samples
 from attemper.methods.squares import (
     SLICE,
     biased_square,
@@ -318,6 +318,18 @@ class ExplicitDropout(Method, Penalty):
             return {}
         square = linear_square(record.x, record.weight, self.p, self.expectation, record.seen)
         return {which: strength * reduced(square, record.x.shape[0], record.x.shape[1], self.reduction)}
+
+    def layer_factor(self, which: Literal["ff1", "ff2"], samples: int, tokens: int, place: Place) -> float | None:
+        joint, own = coefficients(self.p, self.expectation)
+        return None if own else self.strength(which, place) * joint / divisor(samples, tokens, self.reduction)
+
+    def square_factors(self, samples: int, tokens: int, place: Place) -> dict[str, tuple[str, float]] | None:
+        joint, own = coefficients(self.p, self.expectation)
+        strengths = {component: self.strength(component, place) for component in ("q", "k", "v", "av")}
+        if own or strengths.pop("av") or (self.joint and (strengths["q"] or strengths["k"])):
+            return None
+        by = joint / divisor(samples, tokens, self.reduction)
+        return {name: ("v" if name == "v" else "qk", by * strength) for name, strength in strengths.items() if strength}
 
     def convolution_terms(self, record: ConvolutionRecord, place: Place) -> dict[str, Tensor]:
         strength = self.strength("conv", place)

@@ -289,6 +289,14 @@ class Penalty:
         """The same for one layer of an MLP."""
         raise NotImplementedError
 
+    def layer_factor(self, which: Literal["ff1", "ff2"], samples: int, tokens: int, place: Place) -> float | None:
+        """Where the term of a layer is ‖XWᵀ‖² times a factor: this factor. None: it is something else."""
+        return None
+
+    def square_factors(self, samples: int, tokens: int, place: Place) -> dict[str, tuple[str, float]] | None:
+        """The same for attention: component → one of `wants_squares` and its factor; None: a term is something else."""
+        return None
+
     def convolution_terms(self, record: ConvolutionRecord, place: Place) -> dict[str, Tensor]:
         """The same for one convolution."""
         raise NotImplementedError

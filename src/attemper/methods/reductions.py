@@ -21,8 +21,12 @@ def reduced(square: Tensor, samples: int, tokens: int, reduction: str) -> Tensor
     mean: by samples and tokens. sum: by nothing. literal: by samples. authors: by tokens, and it is not halved.
     So at equal strength sum = samples · tokens × mean, literal = tokens × mean, authors = 2 · samples × mean.
     """
-    divisors = {"mean": 2 * samples * tokens, "sum": 2, "literal": 2 * samples, "authors": tokens}
-    return square / divisors[reduction]
+    return square / divisor(samples, tokens, reduction)
+
+
+def divisor(samples: int, tokens: int, reduction: str) -> int:
+    """What `reduced` divides by."""
+    return {"mean": 2 * samples * tokens, "sum": 2, "literal": 2 * samples, "authors": tokens}[reduction]
 
 
 def sums_over_samples(reduction: str) -> bool:

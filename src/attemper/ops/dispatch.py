@@ -2,7 +2,7 @@
 
 An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
 and `attention(call)` serves it. One that can take sums of squares along has two more: `squares(call, wanted)`, which of
-them, and `attention_and_squares(call, bias, names)`. One that gives log-sum-exps has `attention_and_lse(call)`. None
+them, and `attention_and_squares(call, bias, factors)`. One that gives log-sum-exps has `attention_and_lse(call)`. None
 imports another one. To add one, write the module, list it here, and put it into the table of `choice.py` above
 everything that it beats.
 """
@@ -186,7 +186,7 @@ def attend_and_square(
     names = chosen.squares(call, wanted) if wanted and hasattr(chosen, "squares") else ()
     if not names:
         return chosen.attention(call), {}
-    out, squares = chosen.attention_and_squares(call, bias, names)
+    out, squares = chosen.attention_and_squares(call, bias, dict.fromkeys(names, 1.0))
     return out, squares
 
 

@@ -2,8 +2,9 @@
 
 keys: `serves(x)` says whether keys (B, H, N, e) can be taken, and `runs_on(x)` whether kernels run where a tensor lies;
 `blur_keys` and `draw_order` do what Blur and DropKey do to keys. penalties: `reads(out)` and `serves(q, k, heads)` say
-whether `output_square` and `logit_squares` can be asked. They are found by name, so that methods and the reference can
-be read, and run, without any GPU code.
+whether `output_square` and `logit_squares` can be asked, `passes(out)` whether `passed_square` can. softmax:
+`serves(logits, methods)` says whether `perturbed_softmax` can be. They are found by name, so that methods and the
+reference can be read, and run, without any GPU code.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["keys", "penalties"]
+__all__ = ["keys", "penalties", "softmax"]
 
 if TYPE_CHECKING:
-    from attemper.kernels import keys, penalties
+    from attemper.kernels import keys, penalties, softmax
 else:
     keys = importlib.import_module("attemper.kernels.keys")
     penalties = importlib.import_module("attemper.kernels.penalties")
+    softmax = importlib.import_module("attemper.kernels.softmax")

@@ -44,6 +44,20 @@ class LargestDrop:
     shared: bool = False
 
 
+@dataclass(frozen=True)
+class WordDrop:
+    """What is dropped at rate `p` where the product of a row's and a key's word of the stream says so (`Stream.keep`).
+
+    what: "keys", before softmax (`drop_logits`); "weights", behind it, the others divided by 1 − p
+        (`inverted_weights`); "detached": weights, the others divided by their sum, through which no gradient flows.
+    by_key: whether a key is dropped for all queries of a head, by `Stream.for_all_queries`.
+    """
+
+    p: float
+    what: Literal["keys", "weights", "detached"]
+    by_key: bool = False
+
+
 class Perturbation:
     """A change to attention. Subclasses name their stages and override them; the others stay the identity.
 
@@ -105,6 +119,16 @@ class Perturbation:
         None is anything else.
         """
         return None
+
+    @property
+    def word_drop(self) -> WordDrop | None:
+        """What is dropped by words of the stream, if that is all that this does; None is anything else.
+
+        It is what the Triton kernels look for. Unless said otherwise, `independent_drop` or `inverted_drop`.
+        """
+        if (p := self.independent_drop) is not None:
+            return WordDrop(p, "keys")
+        return None if (p := self.inverted_drop) is None else WordDrop(p, "weights")
 
     @property
     def acts_on_single_keys(self) -> bool:

@@ -161,7 +161,9 @@ class AttentionAction(Action):
 
     def may_repeat(self) -> bool:
         """Whether nothing but the methods of fused calls acts here, and nobody watches."""
-        if torch.compiler.is_compiling() or self.penalties or self.maps or self.learnt or self.grids is not None:
+        if torch.compiler.is_compiling() or self.maps or self.learnt or self.grids is not None:
+            return False
+        if self.penalties and not self.packs:
             return False
         control = self.control
         if control.trial or control.looking or control.ledger.origins is not None:

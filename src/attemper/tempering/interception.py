@@ -18,7 +18,7 @@ from attemper.errors import ConflictError, MeshError, UnsupportedError
 from attemper.methods.kinds import Penalty
 from attemper.ops.call import Call, make_call
 from attemper.ops.choice import is_half
-from attemper.ops.dispatch import attend_and_square, chosen_name, fastest_unperturbed
+from attemper.ops.dispatch import attend_and_square, choose, chosen_name, fastest_unperturbed
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.precision import autocast_dtype
 from attemper.ops.reference import attention_weights
@@ -29,7 +29,7 @@ from attemper.tempering.multihead import MultiheadArguments, attention_as_torch,
 from attemper.tempering.offsets import AttentionShape
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
-from attemper.tempering.repeated import Decision, layout_of
+from attemper.tempering.repeated import Decision, Term, attend_with_terms, layout_of, terms_of
 from attemper.tempering.shards import Held, hold_call
 from attemper.tempering.witness import note_padding
 from attemper.tempering.written import WrittenAttention
@@ -52,6 +52,8 @@ class AttentionInterceptor(WrittenAttention):
         """Whether the module computes what it would compute anyway, and penalties or padding are noted."""
         self.plain = True
         """Whether it met fused calls of plain tensors (B, H, N, e) alone."""
+        self.entered = False
+        """Whether the call that was computed last has entered its penalties."""
         self.held: Held | None = None
         """While a call of DTensors is computed: which part of its queries this process has."""
 
@@ -147,7 +149,9 @@ class AttentionInterceptor(WrittenAttention):
                     packed,
                 )
             )
-        self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
+        if not self.entered:
+            self.penalise(out, query, key, attn_mask, is_causal, scale, squares=squares)
+        self.entered = False
         out = out if arrangement is None else as_it_was(out, axes)
         if self.origins is not None:
             self.origins.note_attended(*given, out)
@@ -254,18 +258,36 @@ class AttentionInterceptor(WrittenAttention):
         impl = self.action.impl
         if impl == "auto" and not call.methods and self.training:
             impl = fastest_unperturbed(call, alone=len(self.penalties) == 0)
+        terms = self.terms_taken(call, impl)
+        self.plain &= len(self.penalties) == 0 or len(terms) > 0
         if self.plain and self.action.may_repeat():
-            self.decide(call, impl)
+            self.decide(call, impl, terms)
+        if terms:
+            self.check_penalised(call.v, call.q.shape[1])
+            self.entered = True
+            return attend_with_terms(self.action, chosen_name(call, impl), call, self.packed_bias, terms), {}
         wanted = {square for m in self.penalties for square in cast(Penalty, m).wants_squares(self.action.place)}
         # DropConnect's projections are not those of the weights that are penalised.
         return attend_and_square(call, impl, self.packed_bias, () if self.maps else wanted)
 
-    def decide(self, call: Call, impl: str) -> None:
-        """Remember who serves a call like this."""
+    def terms_taken(self, call: Call, impl: str) -> tuple[Term, ...]:
+        """The terms of all penalties, if they are squares that the call takes along."""
+        if not self.penalties or self.maps or self.added or call.packed is None or torch.compiler.is_compiling():
+            return ()
+        terms = terms_of(self.action, call.q.shape[0], call.q.shape[2])
+        chosen = choose(call, impl)
+        if not terms or not hasattr(chosen, "squares"):
+            return ()
+        wanted = {term.square for term in terms}
+        return terms if wanted <= set(chosen.squares(call, wanted)) else ()
+
+    def decide(self, call: Call, impl: str, terms: tuple[Term, ...]) -> None:
+        """Remember who serves a call like this. terms: of penalties, which it takes along."""
         if call.methods == self.methods or call.methods == self.fitted(call.k.shape[2]):
-            on = self.action.control.on(self.training)
-            key = layout_of(call.q, call.k, call.v, call.is_causal, self.training, on)
-            self.action.decisions.remember(self.action.active, key, Decision(chosen_name(call, impl), call.methods))
+            on, penalises = self.action.control.on(self.training), len(self.penalties) > 0
+            key = layout_of(call.q, call.k, call.v, call.is_causal, self.training, on, penalises)
+            decision = Decision(chosen_name(call, impl), call.methods, terms)
+            self.action.decisions.remember(self.action.active, key, decision)
 
     def with_own_dropout(self, dropout_p: float, keys: int) -> tuple[Perturbation, ...]:
         """The methods that act, and the model's own attention dropout behind them, drawn from the same stream."""

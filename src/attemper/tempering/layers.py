@@ -1,7 +1,7 @@
 """What happens round the layers of MLPs, and where tokens enter a block."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
+from attemper.ops import fused
 from attemper.ops.stream import Stream
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
@@ -224,6 +225,8 @@ class MlpPenaltyAction(Action):
     layout: Layout
     slot: Slot | None = None
     """Where the layer stands; what adapters add to it there belongs to its weight."""
+    untouched: Any = field(init=False, default_factory=fused.penalties.Untouched, compare=False)
+    """Whether the model leaves what the layer gives as it is."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
@@ -241,17 +244,40 @@ class MlpPenaltyAction(Action):
         """Run the layer, and enter what it adds to the loss."""
         refuse_parts(self.control, self.method, self.place)
         added = addition(self.method.name, self.place.name, self.slot, module)
+        out = forward(*args, **kwargs)
+        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
+        # nothing is inside of this action but the plain layer, and nothing is added outside of it
+        plain = added is None and state_of(module).original in (nn.Linear, nn.Conv2d)
+        tokens = to_tokens(x, self.layout)
+        if plain and self.layout != "channels_first":
+            passed = self.pass_on(out, tokens, module)
+            if passed is not None:
+                return passed
         weight = cast(Tensor, module.weight)
         weight = weight if added is None else effective(weight, added)
         weight = weight.t() if is_transposed(module) else weight.flatten(1)
-        out = forward(*args, **kwargs)
-        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
-        record = LayerRecord(to_tokens(x, self.layout), weight)
-        # nothing is inside of this action but the plain layer, and nothing is added outside of it
-        if state_of(module).original in (nn.Linear, nn.Conv2d) and added is None:
+        record = LayerRecord(tokens, weight)
+        if plain:
             bias = cast("Tensor | None", module.bias)
             record = replace(record, output=to_tokens(out, self.layout), bias=bias)
         method = cast(Penalty, self.method)
         for component, term in method.mlp_terms(self.which, record, self.place).items():
-            self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, method.sums))
+            self.enter(component, term)
         return out
+
+    def pass_on(self, out: Tensor, tokens: Tensor, layer: nn.Module) -> Tensor | None:
+        """What the layer gives, through a function that takes its square on the way; None: no kernel does."""
+        if not fused.penalties.passes(out):
+            return None
+        method, samples, each = cast(Penalty, self.method), tokens.shape[0], tokens.shape[1]
+        factor = method.layer_factor(self.which, samples, each, self.place)
+        if not factor:  # 0: there is no term
+            return None
+        bias = cast("Tensor | None", layer.bias)
+        passed, term = fused.penalties.passed_square(out, bias, factor, self.untouched)
+        self.enter(self.which, term)
+        return passed
+
+    def enter(self, component: str, term: Tensor) -> None:
+        sums = cast(Penalty, self.method).sums
+        self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, sums))

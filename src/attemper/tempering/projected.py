@@ -55,6 +55,15 @@ class ProjectionWatch(TorchFunctionMode):
             self.packed, self.packed_bias = three_axes(out), bias
         return out
 
+    def note_packed(self, input: Tensor, out: Tensor, bias: Tensor | None) -> None:
+        """A layer that ran before this watch began, and gave Q, K and V together."""
+        if self.penalties:
+            for name in "qkv":
+                rows = slice(*getattr(self.action.projections, name).rows)
+                self.seen[name] = (input, out[..., rows], None if bias is None else bias[rows])
+        if out.dim() == 3:
+            self.packed, self.packed_bias = out, bias
+
     def convolution(
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -155,6 +164,23 @@ class ProjectionWatch(TorchFunctionMode):
             self.seen[name] = (x.transpose(0, 1) if call.batched else x[None], out.transpose(0, 1), bias)
 
     # ------------------------------------------------------------------------------------------------------- penalties
+    def check_penalised(self, out: Tensor, heads: int) -> None:
+        """Raise where penalties cannot be taken. out: what attention gave, or its values; heads: of the queries."""
+        action = self.action
+        refuse_parts(action.control, self.penalties[0], action.place)
+        missing = [name for name in "qkv" if name not in self.seen]
+        if missing or action.projections is None:
+            raise UnmetError(
+                f"{action.place.where} computed its {', '.join(missing) or 'projections'} in a way that was not seen: "
+                "its penalties cannot be taken. Leave it out with targets=."
+            )
+        width, values = out.shape[-1], action.projections.v.matrix().shape[0]
+        if values % width or heads % (values // width or heads + 1):
+            raise UnmetError(
+                f"{action.place.where} multiplies its attention weights with other values than those of its "
+                "projection: its penalties cannot be taken. Leave it out with targets=."
+            )
+
     def penalise(
         self,
         out: Tensor,
@@ -170,20 +196,9 @@ class ProjectionWatch(TorchFunctionMode):
         if not self.penalties:
             return
         action = self.action
-        refuse_parts(action.control, self.penalties[0], action.place)
-        missing = [name for name in "qkv" if name not in self.seen]
-        if missing or action.projections is None:
-            raise UnmetError(
-                f"{action.place.where} computed its {', '.join(missing) or 'projections'} in a way that was not seen: "
-                "its penalties cannot be taken. Leave it out with targets=."
-            )
+        self.check_penalised(out, out.shape[1])
+        assert action.projections is not None
         p = action.projections
-        values = p.v.matrix().shape[0]
-        if values % out.shape[-1] or out.shape[1] % (values // out.shape[-1] or out.shape[1] + 1):
-            raise UnmetError(
-                f"{action.place.where} multiplies its attention weights with other values than those of its "
-                "projection: its penalties cannot be taken. Leave it out with targets=."
-            )
         query, key, value = (self.by_sample(self.seen[name][0], out.shape[0]) for name in "qkv")
         b_v = self.seen["v"][2]
         if b_v is not None:

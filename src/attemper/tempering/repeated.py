@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attemper.methods.kinds import Penalty
 from attemper.ops.call import Call
 from attemper.ops.dispatch import IMPLEMENTATIONS
 from attemper.ops.perturbation import Perturbation
@@ -24,7 +25,9 @@ from attemper.ops.precision import autocast_dtype
 from attemper.ops.stream import NOWHERE, Source
 from attemper.tempering.axes import SOFTMAX
 from attemper.tempering.draws import note, source
+from attemper.tempering.ledger import Entry
 from attemper.tempering.offsets import AttentionShape, attention_offsets
+from attemper.tempering.parts import refuse_parts
 from attemper.tempering.products import PRODUCTS
 
 if TYPE_CHECKING:
@@ -42,10 +45,56 @@ UNUSUAL_FOR_KEYS = UNUSUAL | frozenset(PRODUCTS)
 
 
 class Decision(NamedTuple):
-    """What was decided for a call: the name of the implementation, and the methods as they act on so many keys."""
+    """What was decided for a call.
+
+    impl: the name of the implementation. methods: as they act on so many keys. terms: of the penalties, which are
+    nothing but squares that the implementation takes along.
+    """
 
     impl: str
     methods: tuple[Perturbation, ...]
+    terms: tuple[Term, ...] = ()
+
+
+class Term(NamedTuple):
+    """What a penalty adds: a square times a factor, as this component of this method."""
+
+    method: str
+    component: str
+    square: str
+    factor: float
+    sums: bool
+
+
+def terms_of(action: AttentionAction, samples: int, tokens: int) -> tuple[Term, ...] | None:
+    """The terms of an attention's penalties, if they are all squares times factors."""
+    found: list[Term] = []
+    for method in action.penalties:
+        penalty = cast(Penalty, method)
+        factors = penalty.square_factors(samples, tokens, action.place)
+        if factors is None:
+            return None
+        found += [Term(method.name, name, square, factor, penalty.sums) for name, (square, factor) in factors.items()]
+    return tuple(found)
+
+
+def attend_with_terms(
+    action: AttentionAction, impl: str, call: Call, bias: Tensor | None, terms: tuple[Term, ...]
+) -> Tensor:
+    """A call that takes all penalties along, which are entered. bias: of the projection that gave call.packed."""
+    control, place = action.control, action.place
+    refuse_parts(control, action.penalties[0], place)
+    wanted: dict[str, float] = {}
+    for term in terms:
+        wanted[term.square] = wanted.get(term.square, 0.0) + term.factor
+    alone = len(wanted) == len(terms)  # otherwise one square is in several terms, each with a factor of its own
+    given = wanted if alone else dict.fromkeys(wanted, 1.0)
+    out, squares = IMPLEMENTATIONS[impl].attention_and_squares(call, bias, given)
+    for term in terms:
+        value = squares[term.square] if alone else term.factor * squares[term.square]
+        control.enter(Entry(place.name, place.block, term.method, term.component, value, term.sums))
+    attended: Tensor = out
+    return attended
 
 
 class Decisions:
@@ -68,10 +117,12 @@ class Decisions:
         known[key] = decision
 
 
-def layout_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, training: bool, on: bool) -> tuple[Any, ...]:
-    """What a decision depends on, beside the methods. on: whether these act now."""
+def layout_of(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, training: bool, on: bool, penalises: bool
+) -> tuple[Any, ...]:
+    """What a decision depends on, beside the methods. on: whether these act now; penalises: whether penalties do."""
     shapes = (query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride())
-    return (*shapes, query.dtype, query.device, is_causal, training, on)
+    return (*shapes, query.dtype, query.device, is_causal, training, on, penalises)
 
 
 class RepeatedAttention(TorchFunctionMode):
@@ -82,6 +133,7 @@ class RepeatedAttention(TorchFunctionMode):
         self.action, self.module, self.full_class = action, module, full
         self.training = module.training
         self.on = action.control.on(module.training)
+        self.penalises = len(action.penalties) > 0 and action.control.penalises(module.training)
         self.unusual = UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in action.active) else UNUSUAL
         """What the full interceptor has to see."""
         self.packing: Tensor | None = None
@@ -89,6 +141,8 @@ class RepeatedAttention(TorchFunctionMode):
         if action.packs and action.projections is not None and action.projections.q is not None:
             self.packing = action.projections.q.parameter
         self.packed: Tensor | None = None
+        self.projected: tuple[Tensor, Tensor | None] | None = None
+        """The input and the bias of the projection that gave them."""
         self.met = 0
         self.full: AttentionInterceptor | None = None
         """What took over, since something was not as it was."""
@@ -97,9 +151,10 @@ class RepeatedAttention(TorchFunctionMode):
         if self.full is None:
             if func is SDPA:
                 return self.attend(*args, **(kwargs or {}))
-            if func is F.linear and self.packing is not None and len(args) > 1 and args[1] is self.packing:
-                self.packed = func(*args, **(kwargs or {}))
-                return self.packed
+            if func is F.linear and self.packing is not None:
+                out = func(*args, **(kwargs or {}))
+                self.note_projection(out, *args, **(kwargs or {}))
+                return out
             if func not in self.unusual:
                 return func(*args, **(kwargs or {}))
         return self.hand_over().__torch_function__(func, types, args, kwargs)
@@ -109,9 +164,14 @@ class RepeatedAttention(TorchFunctionMode):
         if self.full is None:
             self.full = self.full_class(self.action, self.module)
             self.full.met = self.met
-            if self.packed is not None and self.packed.dim() == 3:
-                self.full.packed = self.packed
+            if self.packed is not None and self.projected is not None:
+                self.full.note_packed(self.projected[0], self.packed, self.projected[1])
         return self.full
+
+    def note_projection(self, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        """A linear layer inside the module, and what it gave."""
+        if weight is self.packing:
+            self.packed, self.projected = out, (input, bias)
 
     def attend(
         self,
@@ -131,15 +191,18 @@ class RepeatedAttention(TorchFunctionMode):
             if dtype is not None and not (q.dtype == k.dtype == v.dtype == dtype) and q.dtype != torch.float64:
                 q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
             known = self.action.decisions.of(self.action.active)
-            decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on))
-            if decision is not None:
+            decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on, self.penalises))
+            packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
+            bias = None if self.projected is None else self.projected[1]
+            if decision is not None and (packed is not None or not decision.terms):
                 drawn = self.source(q, k, is_causal) if decision.methods else None
                 if drawn is None or drawn.at is NOWHERE or drawn.at == NOWHERE:
                     self.met += 1
-                    packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
                     whole = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
                     call = Call(q, k, v, None, is_causal, whole, decision.methods, drawn, packed)
                     self.note_no_padding()
+                    if decision.terms:
+                        return attend_with_terms(self.action, decision.impl, call, bias, decision.terms)
                     out: Tensor = IMPLEMENTATIONS[decision.impl].attention(call)
                     return out
                 self.give_back(drawn)

@@ -14,7 +14,7 @@ from attemper.errors import FittedWarning, MeshError, ParameterError, UnmetError
 from attemper.methods.base import Method
 from attemper.ops.call import reachable
 from attemper.ops.perturbation import Perturbation, draw
-from attemper.ops.reference import perturbed_softmax
+from attemper.ops.softmax import softmax_with
 from attemper.ops.stream import Source
 from attemper.tempering.axes import (
     RESHAPES,
@@ -143,8 +143,9 @@ class WrittenAttention(ProjectionWatch):
             args, kwargs = (logits, *args[1:]), {name: value for name, value in kwargs.items() if name != "input"}
         if any(method.stages != ("keys",) for method in self.methods):
             dtype = kwargs.get("dtype") or logits.dtype
-            work = sorted_.to(torch.promote_types(dtype, torch.float32))
-            weights = as_it_was(perturbed_softmax(work, self.fitted(work.shape[3]), drawn).to(dtype), axes)
+            plainly = self.action.impl == "reference"
+            given = softmax_with(sorted_, self.fitted(sorted_.shape[3]), drawn, dtype, plainly)
+            weights = as_it_was(given, axes)
         else:
             weights = func(*args, **kwargs)
         if self.origins is not None:

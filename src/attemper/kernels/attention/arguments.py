@@ -9,6 +9,8 @@ from attemper.kernels.attention import vmap  # noqa: F401, registers its rules
 from attemper.kernels.attention.operators import fused_attention
 from attemper.kernels.attention.prepare import drop_table, row_cuts, row_tops
 from attemper.kernels.common.devices import DTYPES, refuse_device
+from attemper.kernels.common.dropping import KEYS, drop_code
+from attemper.kernels.common.eager import transformed
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_keys
 from attemper.ops.perturbation import Drawn, draw
@@ -28,7 +30,10 @@ def refuse_tensors(call: Call) -> str | None:
             return f"needs head widths that are multiples of 8 from {WIDTHS[0]} to {WIDTHS[1]}, not {width}"
     mask = call.attn_mask
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        return "gives no gradient to an additive mask, and this one requires it"
+        if transformed():
+            return "gives no gradient to an additive mask under torch.func, and this one requires it"
+        if mask.shape[-2:] != call.shape[2:]:
+            return "gives no gradient to an additive mask that all queries or all keys share, and this one requires it"
     return None
 
 
@@ -40,22 +45,25 @@ def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn
     device = q.device
     mask, causal = call.mask_and_causal
     mask, tops = _mask_and_tops(mask, call.shape[2], causal)
-    table, cuts, hard, fill = None, None, None, "none"
+    table, cuts, hard, fill, code = None, None, None, "none", KEYS
     keys = k.shape[2]
     for method, stream in drawn:
-        rate, largest = method.independent_drop, method.largest_drop(keys)
-        if rate is not None:
-            table = drop_table(stream, live_threshold(rate, device), keys)
+        dropped, largest = method.word_drop, method.largest_drop(keys)
+        if dropped is not None:
+            code = drop_code(dropped)
+            table = drop_table(
+                stream.for_all_queries() if dropped.by_key else stream, live_threshold(dropped.p, device), keys
+            )
         elif largest is not None:
             drawn_from = stream.for_all_heads() if largest.shared else stream
             hard = drop_table(drawn_from, live_threshold(largest.p, device), keys)
             fill = largest.fill
             # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
             cuts = row_cuts(
-                *(q.detach(), k.detach(), mask, tops, table, hard),
+                *(q.detach(), k.detach(), None if mask is None else mask.detach(), tops, table, hard),
                 *(call.scale, causal, largest.count, fill == "neg_inf", largest.shared),
             )
-    return q, k, v, (mask, table, call.scale, causal, tops, cuts, hard, fill), outside
+    return q, k, v, (mask, table, call.scale, causal, tops, cuts, hard, fill, code), outside
 
 
 def takes(call: Call) -> bool:
@@ -83,7 +91,6 @@ def _mask_and_tops(mask: Tensor | None, queries: int, causal: bool) -> tuple[Ten
     mask = mask[(None,) * (4 - mask.dim())]
     if mask.dtype == torch.bool:
         return mask, None
-    mask = mask.detach()
     if mask.dtype == torch.float64:
         mask = mask.float()
-    return mask, row_tops(mask, queries, causal)
+    return mask, row_tops(mask.detach(), queries, causal)

@@ -21,6 +21,7 @@ from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
+    behind,
     drop,
     expand_row_masks,
     groups_of,
@@ -38,7 +39,10 @@ from attemper.kernels.common.tiles import (
 
 
 @triton.jit
-def delta_rows(first, out, dout, lse_ptr, pairs_ptr, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr):
+def delta_rows(
+    first, out, dout, lse_ptr, shares_ptr, pairs_ptr, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
+    SHARES: tl.constexpr,
+):  # fmt: skip
     """Write what `delta_kernel` does, of BM rows of one head from `first` on."""
     queries = first + tl.arange(0, BM)
     out_tile = load_tile(out, queries, nq, EV, BEV, True)
@@ -46,6 +50,8 @@ def delta_rows(first, out, dout, lse_ptr, pairs_ptr, nq, EV: tl.constexpr, BEV: 
     delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     rows = groups_of(nq) * FLAG_ROWS
     lse = tl.load(lse_ptr + queries, mask=queries < rows, other=0)
+    if SHARES:
+        delta *= tl.load(shares_ptr + queries, mask=queries < nq, other=0).to(tl.float32, bitcast=True)
     high = delta.to(tl.int32, bitcast=True).to(tl.int64) << 32
     tl.store(pairs_ptr + queries, high | (lse.to(tl.int64) & 0xFFFFFFFF), mask=queries < rows)
 
@@ -53,9 +59,12 @@ def delta_rows(first, out, dout, lse_ptr, pairs_ptr, nq, EV: tl.constexpr, BEV: 
 @triton.jit
 def delta_kernel(
     out, dout,  # a tensor, its strides along samples, heads and tokens
-    lse_ptr, pairs_ptr, heads, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
+    lse_ptr, shares_ptr, pairs_ptr, heads, nq, EV: tl.constexpr, BEV: tl.constexpr, BM: tl.constexpr,
+    SHARES: tl.constexpr,
 ):  # fmt: skip
     """Σ dO·O of every row, which softmax's gradient subtracts, paired with the row's log-sum-exp in one 64-bit word.
+
+    SHARES: times what is left of the row's weights (`common/dropping.py`).
 
     One program owns BM rows. A pass of its own, since both kinds of programs of `backward_kernel` read the sums.
     From the last head to the first: what was written last is in the cache, and what is read last will be read first.
@@ -67,7 +76,10 @@ def delta_kernel(
     h = (head % heads).to(tl.int64)
     row = head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
     first = (pid % tiles) * BM
-    delta_rows(first, rows_of(out, b, h), rows_of(dout, b, h), lse_ptr + row, pairs_ptr + row, nq, EV, BEV, BM)
+    delta_rows(
+        first, rows_of(out, b, h), rows_of(dout, b, h), lse_ptr + row, shares_ptr + row, pairs_ptr + row, nq,
+        EV, BEV, BM, SHARES,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -84,7 +96,7 @@ def score_gradients(
     k_tile, v_tile, columns, hard_columns, keys,  # of a key tile
     mask, scale, options, EDGE: tl.constexpr, EDGE_N: tl.constexpr,
 ):  # fmt: skip
-    """dV with what a tile adds to it, and the gradient of the tile's logits, keys down and queries across.
+    """dV with what a tile adds to it, and the float32 gradient of the tile's logits, keys down and queries across.
 
     lse, delta, dropping.words: a number per query, (1, queries), lse as int32 bits.
     EDGE_N: keys beyond nk get zeros; not needed where their rows of the result are not read.
@@ -100,15 +112,19 @@ def score_gradients(
     else:
         p = tl.exp2(logits - lse.to(tl.float32, bitcast=True))
     p = restrict(p, 0.0, queries[None, :], keys[:, None], mask, options, EDGE_N)
+    every = p
     if options.DROP:
         p = drop(p, dropping.words, columns[:, None], dropping.limit, dropping.zero, not EDGE)
     if fills_zero(options.HARD):
         dv = add_product(dv, weights_of(p, dout_tile), dout_tile, options.PRECISION)
         p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        every = tl.maximum(every, 0.0, propagate_nan=tl.PropagateNan.ALL)
     else:
         dv = add_product(dv, p.to(dout_tile.dtype), dout_tile, options.PRECISION)
     dp = tl.dot(v_tile, tl.trans(dout_tile), input_precision=options.PRECISION)
-    return dv, (p * (dp - delta)).to(q_tile.dtype)
+    if behind(options.DROP):
+        return dv, p * dp - every * delta
+    return dv, p * (dp - delta)
 
 
 @triton.jit
@@ -134,7 +150,7 @@ def key_step(
         dv, q_tile, dout_tile, lse[None, :], delta[None, :], Dropping(words[None, :], limit, zero), row_masks, queries,
         k_tile, v_tile, columns, hard_columns, keys, mask, scale, options, EDGE, False,
     )  # fmt: skip
-    return add_product(dk, ds, q_tile, options.PRECISION), dv
+    return add_product(dk, ds.to(q_tile.dtype), q_tile, options.PRECISION), dv
 
 
 @triton.jit
@@ -229,11 +245,12 @@ def query_step(
         hard_columns = load_words(tables.hard, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
     p = tl.exp2(logits - lse[:, None])
     p = restrict(p, 0.0, queries[:, None], keys[None, :], mask, options, EDGE)
+    every = p
     if options.DROP:
         p = drop(p, dropping.words[:, None], columns[None, :], dropping.limit[:, None], dropping.zero, not EDGE)
         columns = load_words(tables.drop, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
     dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=options.PRECISION)
-    ds = p * (dp - delta[:, None])
+    ds = p * dp - every * delta[:, None] if behind(options.DROP) else p * (dp - delta[:, None])
     return add_product(dq, ds.to(k_tile.dtype), k_tile, options.PRECISION), columns, hard_columns
 
 

@@ -18,12 +18,12 @@ from attemper.kernels.common.launch import (
     LOG2E,
     launch,
     on_device,
-    precision,
     strided,
     token_major,
     unit_stride,
 )
 from attemper.kernels.common.plans import backward_plan, forward_plan, padded
+from attemper.kernels.common.products import products
 from attemper.ops.documents import Documents
 from attemper.ops.stream import Stream, signed
 
@@ -118,7 +118,7 @@ def _forward(
     sizes = (heads, heads // k.shape[1], scale * LOG2E)
     constants = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "DROP": tables is not None, "CAUSAL": causal, "PRECISION": precision(),
+        "DROP": tables is not None, "CAUSAL": causal, "PRECISION": products(q.dtype),
     }  # fmt: skip
     tiles = _tiles(nq, documents, plan.m)
     with on_device(q):
@@ -167,7 +167,8 @@ def _backward(
     saved, offsets = (stats[-1], pairs), (offsets_q, offsets_k)
     where = stats if tables is None else tables
     sizes = (heads, heads // key_heads, (scale, scale * LOG2E))
-    constants = {"E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev), "CAUSAL": causal, "PRECISION": precision()}
+    multiply = products(q.dtype)
+    constants = {"E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev), "CAUSAL": causal, "PRECISION": multiply}
     q_rows, k_rows, v_rows, dout_rows, out_rows = (strided(t) for t in (q, k, v, dout, out))
     dq_rows, dk_rows, dv_rows = strided(dq), strided(dk), strided(dv)
     delta_tiles = _tiles(nq, documents, DELTA_ROWS)

@@ -123,7 +123,7 @@ def document_forward_kernel(
         v_rows = rows_from(v, h // group, document.key)
         out_rows = rows_from(out, h, document.query)
         groups = groups_before(document, h, heads)
-        stored = Stats(stats[0] + groups * FLAG_ROWS, stats[1] + groups * FLAG_ROWS, stats[2] + groups)
+        stored = Stats(stats[0] + groups * FLAG_ROWS, stats[1] + groups * FLAG_ROWS, stats[2] + groups, stats[0])
         tables = tables_of(table_ptr, document)
         mask = no_mask(table_ptr, document)
         if first + BM <= document.nq:
@@ -160,7 +160,7 @@ def document_repair_kernel(
                     (inside % groups) * FLAG_ROWS, document.number, h,
                     rows_from(q, h, document.query), rows_from(k, h // group, document.key),
                     rows_from(v, h // group, document.key), rows_from(out, h, document.query),
-                    Stats(stats[0] + row, stats[1] + row, stats[2] + spot), tables_of(table_ptr, document),
+                    Stats(stats[0] + row, stats[1] + row, stats[2] + spot, stats[0]), tables_of(table_ptr, document),
                     no_mask(table_ptr, document), scale,
                     Options(E, BE, EV, BEV, DROP, "none", CAUSAL, "none", PRECISION), BN,
                 )  # fmt: skip
@@ -180,7 +180,7 @@ def document_delta_kernel(
         row = groups_before(document, h, heads) * FLAG_ROWS
         delta_rows(
             first, rows_from(out, h, document.query), rows_from(dout, h, document.query), lse_ptr + row,
-            pairs_ptr + row, document.nq, EV, BEV, BM,
+            lse_ptr, pairs_ptr + row, document.nq, EV, BEV, BM, False,
         )  # fmt: skip
 
 

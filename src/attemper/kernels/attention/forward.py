@@ -23,6 +23,9 @@ from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
+    behind,
+    by_key,
+    detached,
     drop,
     expand_row_masks,
     groups_of,
@@ -33,6 +36,7 @@ from attemper.kernels.common.tiles import (
     mask_of,
     restrict,
     rows_of,
+    share_kept,
     store_tile,
     to_logits,
     without_last,
@@ -41,6 +45,9 @@ from attemper.kernels.common.tiles import (
 PROBE = tl.constexpr(16)  # keys that set a row's offset
 LOWEST = tl.constexpr(2.0**-60)
 HIGHEST = tl.constexpr(2.0**60)
+# A row of which less than this is left, in bits, counts as lost where weights are divided by what is left.
+LEAST_LEFT = tl.constexpr(-96.0)
+LOWEST_LEFT = tl.constexpr(2.0**-36)
 
 
 @triton.jit
@@ -54,15 +61,16 @@ def in_reach(logits, columns, dropping, row_masks, queries, keys, mask, options,
 
 @triton.jit
 def fixed_step(
-    start, ahead, acc, total, seen, columns, hard_columns,  # where it is, and what it changes
+    start, ahead, acc, total, left, seen, columns, hard_columns,  # where it is, and what it changes
     q_tile, offset, dropping, row_masks, queries,  # of the program's rows
     k, v, tables, mask, scale, options,
     BN: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """One key tile under a fixed offset; also loads the column words of the tile at `ahead`, which comes next.
 
-    acc, total: Σ weights · V and Σ weights of each row so far; seen: how many keys it was allowed to see, where a mask
-    may leave none. columns, hard_columns: the words of the tile's keys, of dropping and of hard masking.
+    acc, total: Σ weights · V and Σ weights of each row so far; left: Σ of those that stay, where it is asked for; seen:
+    how many keys it was allowed to see, where a mask may leave none. columns, hard_columns: the words of the tile's
+    keys, of dropping and of hard masking.
     """
     keys = start + tl.arange(0, BN)
     k_tile = load_tile(k, keys, mask.nk, options.E, options.BE, EDGE)
@@ -88,25 +96,34 @@ def fixed_step(
         one = restrict(one, 0.0, queries[:, None], keys[None, :], mask, options, EDGE)
         seen += tl.sum(one, 1)
     if options.DROP and options.MASK == "bias":
-        left = in_reach(logits, columns, dropping, row_masks, queries, keys, mask, options, EDGE)
-        seen += tl.sum(left.to(tl.float32), 1)
+        reached = in_reach(logits, columns, dropping, row_masks, queries, keys, mask, options, EDGE)
+        seen += tl.sum(reached.to(tl.float32), 1)
+    if behind(options.DROP):
+        total += tl.sum(p, 1)
     if options.DROP:
         p = drop(p, dropping.words[:, None], columns[None, :], dropping.limit, dropping.zero, not EDGE)
         columns = load_words(tables.drop, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
-    total += tl.sum(p, 1)
+    if detached(options.DROP):
+        left += tl.sum(p, 1)
+    if not behind(options.DROP):
+        total += tl.sum(p, 1)
     v_tile = load_tile(v, keys, mask.nk, options.EV, options.BEV, EDGE)
     acc = add_product(acc, p.to(v_tile.dtype), v_tile, options.PRECISION)
-    return acc, total, seen, columns, hard_columns
+    return acc, total, left, seen, columns, hard_columns
 
 
 @triton.jit
 def online_step(
-    start, acc, total, seen, top,  # where it is, and what it changes
+    start, acc, total, left, seen, top, left_top,  # where it is, and what it changes
     q_tile, spared, dropping, row_masks, queries,  # of the program's rows
     k, v, tables, mask, scale, options,
     BN: tl.constexpr, EDGE: tl.constexpr, SPARE: tl.constexpr,
 ):  # fmt: skip
-    """One key tile with a running maximum, `top`. Where SPARE, rows with `spared` = 1 drop nothing."""
+    """One key tile with a running maximum, `top`. Where SPARE, rows with `spared` = 1 drop nothing.
+
+    Where weights are dropped, `total` and `top` are those of all keys; `left` is how many keys are kept, or (detached)
+    Σ weights of those, by a running maximum of their own, `left_top`, which `acc` then has, too.
+    """
     keys = start + tl.arange(0, BN)
     k_tile = load_tile(k, keys, mask.nk, options.E, options.BE, EDGE)
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=options.PRECISION)
@@ -134,18 +151,61 @@ def online_step(
         keep = dropping.words[:, None] * columns[None, :] >= dropping.limit
         if SPARE:
             keep = keep | (spared[:, None] > 0)
+        every = scores
         scores = tl.where(keep, scores, -float("inf"))
         if options.MASK == "bias":
             bias = load_bias(queries[:, None], keys[None, :], mask)
             seen += tl.sum(((scores > -float("inf")) & (bias > row_masks.floor)).to(tl.float32), 1)
-    higher = tl.maximum(top, tl.max(scores, 1))
-    offset = tl.where(higher == -float("inf"), 0.0, higher)
-    p = tl.exp2(scores - offset[:, None])
-    shrink = tl.exp2(top - offset)
-    total = total * shrink + tl.sum(p, 1)
+        if behind(options.DROP):
+            higher = tl.maximum(top, tl.max(every, 1))
+            offset = tl.where(higher == -float("inf"), 0.0, higher)
+            p = tl.exp2(every - offset[:, None])
+            shrink = tl.exp2(top - offset)
+            total = total * shrink + tl.sum(p, 1)
+            top = higher
+            if detached(options.DROP):
+                higher = tl.maximum(left_top, tl.max(scores, 1))
+                offset = tl.where(higher == -float("inf"), 0.0, higher)
+                p = tl.exp2(scores - offset[:, None])
+                shrink = tl.exp2(left_top - offset)
+                left = left * shrink + tl.sum(p, 1)
+                left_top = higher
+            else:
+                p = tl.where(keep, p, 0.0)
+                left += tl.sum((scores > -float("inf")).to(tl.float32), 1)
+    if not behind(options.DROP):
+        higher = tl.maximum(top, tl.max(scores, 1))
+        offset = tl.where(higher == -float("inf"), 0.0, higher)
+        p = tl.exp2(scores - offset[:, None])
+        shrink = tl.exp2(top - offset)
+        total = total * shrink + tl.sum(p, 1)
+        top = higher
     v_tile = load_tile(v, keys, mask.nk, options.EV, options.BEV, EDGE)
     acc = add_product(acc * shrink[:, None], p.to(v_tile.dtype), v_tile, options.PRECISION)
-    return acc, total, seen, higher
+    return acc, total, left, seen, top, left_top
+
+
+@triton.jit
+def finished(acc, total, left, top, left_top, limit, spared, options):
+    """The output of rows, their log-sum-exp as int32 bits, and what is left of their weights (`dropping.py`).
+
+    spared: 1 where a row was left undropped, so that all of it is left. top, left_top: offsets of total and of left.
+    """
+    empty = total == 0.0
+    share = tl.full(total.shape, 1.0, tl.float32)
+    lse = top + tl.log2(total)
+    if detached(options.DROP):
+        result = acc / tl.where(left == 0.0, 1.0, left)[:, None]
+        all_left = (spared > 0) | empty | (left == 0.0)
+        share = tl.where(all_left, 1.0, tl.exp2(left_top + tl.log2(left) - lse))
+        lse = tl.where(all_left, lse, left_top + tl.log2(left))
+    else:
+        result = acc / tl.where(empty, 1.0, total)[:, None]
+        if behind(options.DROP):
+            share = tl.where((spared > 0) | empty, 1.0, share_kept(limit))
+            result = result / share[:, None]
+            lse = lse + tl.log2(share)
+    return result, tl.where(empty, float("inf"), lse).to(tl.int32, bitcast=True), share.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -154,7 +214,7 @@ def load_dropping(b, h, queries, nk, tables, DROP: tl.constexpr):
     if DROP:
         limit = tl.load(tables.drop + nk + 1)
         zero = tl.load(tables.drop + nk + 2)
-        words = table_row_words(tables.drop, nk, b, h, queries)
+        words = table_row_words(tables.drop, nk, b, h, queries * 0 if by_key(DROP) else queries)
     else:
         limit = 0
         zero = 0
@@ -183,6 +243,7 @@ def forward_tile(
         mask = without_last(mask)
     acc = tl.zeros((BM, options.BEV), tl.float32)
     total = tl.zeros((BM,), tl.float32)
+    left = tl.zeros((BM,), tl.float32)
     seen = tl.zeros((BM,), tl.float32)
     if FIXED:
         probed = tl.arange(0, PROBE)
@@ -199,8 +260,8 @@ def forward_tile(
         if options.DROP:
             columns = load_words(tables.drop, columns, mask.nk, 1, True)
         for start in tl.range(0, whole, BN):
-            acc, total, seen, columns, hard_columns = fixed_step(
-                start, tl.minimum(start + BN, whole - BN), acc, total, seen, columns, hard_columns,
+            acc, total, left, seen, columns, hard_columns = fixed_step(
+                start, tl.minimum(start + BN, whole - BN), acc, total, left, seen, columns, hard_columns,
                 q_tile, top, dropping, row_masks, queries, k, v, tables, mask, scale, options, BN, False,
             )  # fmt: skip
         if whole < end:
@@ -210,33 +271,43 @@ def forward_tile(
                 hard_tail = load_words(tables.hard, tail_columns, mask.nk, 1, True)
             if options.DROP:
                 tail_columns = load_words(tables.drop, tail_columns, mask.nk, 1, True)
-            acc, total, seen, tail_columns, hard_tail = fixed_step(
-                whole, whole, acc, total, seen, tail_columns, hard_tail,
+            acc, total, left, seen, tail_columns, hard_tail = fixed_step(
+                whole, whole, acc, total, left, seen, tail_columns, hard_tail,
                 q_tile, top, dropping, row_masks, queries, k, v, tables, mask, scale, options, TAIL_N, True,
             )  # fmt: skip
         good = (total > LOWEST) & (total < HIGHEST)  # false for NaN
+        left_top = top
+        if detached(options.DROP):
+            good = good & (left > LOWEST_LEFT)
+        elif behind(options.DROP):  # a row that lost all keys has added nothing up
+            good = good & (tl.max(tl.abs(acc), 1) != 0.0)
         if AT_ONCE and tl.min(good.to(tl.int32), 0) == 0:
             acc = tl.zeros((BM, options.BEV), tl.float32)
             total = tl.zeros((BM,), tl.float32)
             top = tl.full((BM,), -float("inf"), tl.float32)
             for start in tl.range(0, mask.nk, TAIL_N, num_stages=1):
-                acc, total, seen, top = online_step(
-                    start, acc, total, seen, top, q_tile, queries, dropping, row_masks, queries,
+                acc, total, left, seen, top, left_top = online_step(
+                    start, acc, total, left, seen, top, left_top, q_tile, queries, dropping, row_masks, queries,
                     k, v, tables, mask, scale, options, TAIL_N, True, False,
                 )  # fmt: skip
     else:
         top = tl.full((BM,), -float("inf"), tl.float32)
+        left_top = top
         for start in tl.range(0, whole, BN):
-            acc, total, seen, top = online_step(
-                start, acc, total, seen, top, q_tile, queries, dropping, row_masks, queries,
+            acc, total, left, seen, top, left_top = online_step(
+                start, acc, total, left, seen, top, left_top, q_tile, queries, dropping, row_masks, queries,
                 k, v, tables, mask, scale, options, BN, False, False,
             )  # fmt: skip
         if whole < end:
-            acc, total, seen, top = online_step(
-                whole, acc, total, seen, top, q_tile, queries, dropping, row_masks, queries,
+            acc, total, left, seen, top, left_top = online_step(
+                whole, acc, total, left, seen, top, left_top, q_tile, queries, dropping, row_masks, queries,
                 k, v, tables, mask, scale, options, TAIL_N, True, False,
             )  # fmt: skip
         good = top > -float("inf")
+        if detached(options.DROP):
+            good = good & (left_top + tl.log2(left) - top - tl.log2(total) > LEAST_LEFT)
+        elif behind(options.DROP):
+            good = good & (left > 0.0)
     if options.MASK == "keys" or options.MASK == "full":
         good = good | (seen == 0.0)  # no key allowed: zeros, as they are
     if options.DROP and options.MASK == "bias":
@@ -245,9 +316,10 @@ def forward_tile(
         good = good | (queries >= mask.nq)
 
     empty = total == 0.0
-    result = acc / tl.where(empty, 1.0, total)[:, None]
+    result, lse, share = finished(acc, total, left, top, left_top, dropping.limit, queries * 0, options)
     store_tile(out, result, queries, mask.nq, options.EV, options.BEV, EDGE_M)
-    lse = tl.where(empty, float("inf"), top + tl.log2(total)).to(tl.int32, bitcast=True)
+    if behind(options.DROP):
+        tl.store(stats.shares + queries, share, mask=queries < groups_of(mask.nq) * FLAG_ROWS)
     words = dropping.words
     if options.DROP:
         words = tl.where(empty, lse, words)
@@ -270,7 +342,7 @@ def forward_tile(
 @triton.jit
 def forward_kernel(
     q, k, v, out,  # a tensor, its strides along samples, heads and tokens
-    stats,  # for the log-sum-exp, the row words, the flags
+    stats,  # for the log-sum-exp, the row words, the flags, the shares
     tables,  # of dropping, of hard masking, cuts of its rows
     mask,  # elements, four strides, row tops, their three strides
     sizes,  # query heads, how many of them share a key head, queries, keys
@@ -301,7 +373,8 @@ def forward_kernel(
     out = rows_of(out, b, h)
     mask = mask_of(mask, b, h, nq, nk)
     groups = head.to(tl.int64) * groups_of(nq)
-    stats = Stats(stats[0] + groups * FLAG_ROWS, stats[1] + groups * FLAG_ROWS, stats[2] + groups)
+    row = groups * FLAG_ROWS
+    stats = Stats(stats[0] + row, stats[1] + row, stats[2] + groups, stats[3] + row)
     tables = Tables(tables[0], tables[1], tables[2] + groups * FLAG_ROWS)
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.direct import Launch, layout, remember
-from attemper.kernels.common.launch import FLAG_ROWS, precision
-from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, padded, tail, whole_plan
+from attemper.kernels.common.dropping import drops_weights
+from attemper.kernels.common.launch import FLAG_ROWS
+from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, kind_of, padded, tail, whole_plan
+from attemper.kernels.common.products import products
 
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
@@ -33,10 +35,13 @@ class BackwardLaunches(NamedTuple):
 
 
 def forward_launches(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kind: str, dropping: bool, causal: bool, fill: str
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kind: str, dropping: int, causal: bool, fill: str
 ) -> tuple[Launch, Launch | None]:
-    """The forward kernel and, where rows may need it, the one that repairs them. kind: of mask."""
-    key = (*layout(q, k, v, mask), q.get_device(), dropping, causal, fill, precision())
+    """The forward kernel and, where rows may need it, the one that repairs them.
+
+    kind: of mask. dropping: what is dropped, a number of `dropping.py`.
+    """
+    key = (*layout(q, k, v, mask), q.get_device(), dropping, causal, fill, products(q.dtype))
     found = _forwards.get(key)
     if found is None:
         found = _plan_forward(q, k, v, kind, dropping, causal, fill)
@@ -45,19 +50,19 @@ def forward_launches(
 
 
 def _plan_forward(
-    q: Tensor, k: Tensor, v: Tensor, kind: str, dropping: bool, causal: bool, fill: str
+    q: Tensor, k: Tensor, v: Tensor, kind: str, dropping: int, causal: bool, fill: str
 ) -> tuple[Launch, Launch | None]:
     from attemper.kernels.attention.forward import forward_kernel
     from attemper.kernels.attention.repair import repair_kernel
 
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
-    static, device = is_static(nq, nk), q.get_device()
+    static, device = is_static(nq, nk, kind_of(q, k, v)), q.get_device()
     plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
     fixed = plan.fixed and q.dtype != torch.float16
     plain = fixed and not dropping and fill == "none" and kind == "none" and not causal
     constants: dict[str, Any] = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "DROP": dropping, "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
+        "DROP": dropping, "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": products(q.dtype),
     }  # fmt: skip
     main = Launch(
         forward_kernel, batch * heads * -(-nq // plan.m), device,
@@ -73,14 +78,14 @@ def _plan_forward(
 
 
 def backward_launches(
-    q: Tensor, k: Tensor, v: Tensor, others: tuple[Tensor, ...], mask: Tensor | None, kind: str, dropping: bool,
+    q: Tensor, k: Tensor, v: Tensor, others: tuple[Tensor, ...], mask: Tensor | None, kind: str, dropping: int,
     causal: bool, fill: str, may_be_whole: bool, penalties: dict[str, Any],
 ) -> BackwardLaunches:  # fmt: skip
     """The kernels of a backward pass.
 
     others: the gradient of the output, the output, and the gradients to be written. penalties: constants.
     """
-    settings = (q.get_device(), dropping, causal, fill, precision(), may_be_whole, *penalties.values())
+    settings = (q.get_device(), dropping, causal, fill, products(q.dtype), may_be_whole, *penalties.values())
     key = (*layout(q, k, v, *others, mask), *settings)
     found = _backwards.get(key)
     if found is None:
@@ -90,7 +95,7 @@ def backward_launches(
 
 
 def _plan_backward(
-    q: Tensor, k: Tensor, v: Tensor, kind: str, dropping: bool, causal: bool, fill: str, may_be_whole: bool,
+    q: Tensor, k: Tensor, v: Tensor, kind: str, dropping: int, causal: bool, fill: str, may_be_whole: bool,
     penalties: dict[str, Any],
 ) -> BackwardLaunches:  # fmt: skip
     from attemper.kernels.attention.backward import backward_kernel, delta_kernel
@@ -98,13 +103,13 @@ def _plan_backward(
     from attemper.kernels.attention.whole import whole_kernel
 
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
-    static, device, group = is_static(nq, nk), q.get_device(), heads // k.shape[1]
+    static, device, group = is_static(nq, nk, kind_of(q, k, v)), q.get_device(), heads // k.shape[1]
     widest = padded(max(e, ev))
     constants: dict[str, Any] = {
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
-        "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": precision(),
+        "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": products(q.dtype),
     }  # fmt: skip
-    small = whole_plan(nq, nk, widest, q.dtype, dropping) if static and group == 1 and may_be_whole else None
+    small = whole_plan(nq, nk, widest, q.dtype, dropping > 0) if static and group == 1 and may_be_whole else None
     whole = None
     if small is not None:
         whole = Launch(
@@ -112,9 +117,10 @@ def _plan_backward(
             BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
             num_warps=small.warps, num_stages=1, maxnreg=small.registers,
         )  # fmt: skip
-    plan = backward_plan(nq, nk, widest, q.dtype, fill != "none")
+    plan = backward_plan(nq, nk, widest, q.dtype, fill != "none" or drops_weights(dropping))
     rows = batch * heads * -(-nq // DELTA_ROWS)
-    delta = Launch(delta_kernel, rows, device, EV=ev, BEV=padded(ev), BM=DELTA_ROWS)
+    shares = drops_weights(dropping)
+    delta = Launch(delta_kernel, rows, device, EV=ev, BEV=padded(ev), BM=DELTA_ROWS, SHARES=shares)
     tiles = -(-nk // plan.key_n) + group * -(-nq // plan.query_m)
     main = Launch(
         backward_kernel, batch * k.shape[1] * tiles, device, **constants, **penalties,

@@ -74,7 +74,7 @@ def _backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, ctx.partial, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    q, k, v, ctx.partial, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, mask, table, tops, cuts, hard)
 
@@ -84,9 +84,9 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: object) -
     dout = torch.zeros_like(out) if dout is None else dout
     grads = torch.ops.attemper.attention_and_lse_backward(
         dout, q, k, v, dlse, ctx.partial, out, lse, stats, flags,
-        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill,
+        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop,
     )  # fmt: skip
-    return (*grads, *([None] * 9))
+    return (*grads, *([None] * 10))
 
 
 for _device in DEVICES:

@@ -1,9 +1,9 @@
 """The kernels as torch library operators, with shapes for the compiler and gradients for autograd.
 
 `prepare.py` has what comes before, `packed.py` the operator for queries, keys and values in one tensor.
-`fused_attention` gives the output and what backward needs: `stats`, two int32 planes (the bits of the base-2
-log-sum-exp, the row words), and `flags` of rows that were left undropped. Both hold integers, so no gradient is ever
-asked of them.
+`fused_attention` gives the output and what backward needs: `stats`, int32 planes (the bits of the base-2 log-sum-exp;
+where weights are dropped, the share of them that is left; the row words), and `flags` of rows that were left undropped.
+Both hold integers, so no gradient is ever asked of them.
 """
 
 from typing import Any
@@ -18,16 +18,18 @@ from attemper.kernels.attention.launch_arguments import (
     table_arguments,
 )
 from attemper.kernels.attention.launches import backward_launches, forward_launches
+from attemper.kernels.attention.mask_gradients import mask_gradient, shares
 from attemper.kernels.common.direct import is_aligned
+from attemper.kernels.common.dropping import KEYS, NOTHING, drops_weights
 from attemper.kernels.common.eager import is_plain, transformed
 from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, strided, token_major, unit_stride
 
 OTHERS = (
     "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
-    "str fill='none'"
+    "str fill='none', int drop=1"
 )
-LAST = (None, None, None, "none")
+LAST = (None, None, None, "none", KEYS)
 """What the last of these arguments are where they are left out."""
 torch.library.define(
     "attemper::fused_attention", f"(Tensor q, Tensor k, Tensor v, {OTHERS}) -> (Tensor, Tensor, Tensor)"
@@ -42,15 +44,18 @@ torch.library.define(
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+    drop: int = KEYS,
 ) -> Tensor:  # fmt: skip
     """(B, H, Nq, e_v), laid out in memory as (B, Nq, H, e_v).
 
-    mask: boolean or additive, of four axes, each of the logits' size or 1; an additive one needs its `row_tops`. A mask
-        of bytes, (B, H or 1, 1, 1), only says whether the last key is there.
+    mask: boolean or additive, of four axes, each of the logits' size or 1; an additive one needs its `row_tops`, and
+        gets a gradient where it has the logits' queries and keys. A mask of bytes, (B, H or 1, 1, 1), only says whether
+        the last key is there.
     table: from `drop_table`, None drops nothing.
+    drop: what the table drops, a number of `common/dropping.py`.
     cuts, hard, fill: hard masking, by `row_cuts` and a `drop_table` of its own; fill is "zero", "neg_inf" or "none".
     """
-    arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill)
+    arguments = (q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
     out: Tensor
     if is_plain(q):
         out = DirectAttention.apply(*arguments)
@@ -60,32 +65,35 @@ def fused_attention(
     return out
 
 
-def _stats(q: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor]:
+def _stats(q: Tensor, table: Tensor | None, drop: int) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = q.shape
     groups = (tokens + FLAG_ROWS - 1) // FLAG_ROWS
-    stats = q.new_empty((1 if table is None else 2, batch, heads, groups * FLAG_ROWS), dtype=torch.int32)
+    planes = 1 if table is None else 2 + drops_weights(drop)
+    stats = q.new_empty((planes, batch, heads, groups * FLAG_ROWS), dtype=torch.int32)
     return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+    drop: int = KEYS,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, stats and flags."""
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     out = token_major(q, q.shape[1], q.shape[2], v.shape[3])
-    stats, flags = _stats(q, table)
+    stats, flags = _stats(q, table, drop)
     if out.numel() == 0:
         return out, stats, flags
     heads, words = q.shape[1], stats[-1]
     masked, kind = mask_arguments(mask, tops, q)
-    main, repair = forward_launches(q, k, v, mask, kind, table is not None, causal, fill)
+    dropping = NOTHING if table is None else drop
+    main, repair = forward_launches(q, k, v, mask, kind, dropping, causal, fill)
     arguments = (
-        strided(q), strided(k), strided(v), strided(out), (stats, words, flags),
+        strided(q), strided(k), strided(v), strided(out), (stats, words, flags, shares(stats)),
         table_arguments(table, hard, cuts, stats), masked, (heads, heads // k.shape[1], q.shape[2], k.shape[2]),
         scale * LOG2E,
     )  # fmt: skip
-    aligned = is_aligned(q, k, v, out, stats, words, flags, table, hard, cuts, mask, tops)
+    aligned = is_aligned(q, k, v, out, stats, words, shares(stats), flags, table, hard, cuts, mask, tops)
     with on_device(q):
         main(aligned, *arguments)
         if repair is not None:
@@ -104,7 +112,7 @@ def _backward(
 def backward_into(
     grads: tuple[Tensor, Tensor, Tensor], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor,
     flags: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, tops: Tensor | None = None,
-    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", *,
+    cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none", drop: int = KEYS, *,
     penalty_gradients: PenaltyGradients | None = None, dlse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the gradients of q, k and v; they may lie in memory in any way, each token's elements side by side.
@@ -123,22 +131,23 @@ def backward_into(
     penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
     q_rows, k_rows, v_rows, dout_rows, out_rows = strided(q), strided(k), strided(v), strided(dout), strided(out)
     dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
+    dropping, left = NOTHING if table is None else drop, shares(stats)
     launches = backward_launches(
-        q, k, v, (dout, out, *grads), mask, kind, table is not None, causal, fill, dlse is None, penalty_constants
+        q, k, v, (dout, out, *grads), mask, kind, dropping, causal, fill, dlse is None, penalty_constants
     )
     aligned = is_aligned(
-        q, k, v, dout, out, *grads, stats, words, flags, table, hard, cuts, mask, tops, *penalty_tensors
+        q, k, v, dout, out, *grads, stats, words, left, flags, table, hard, cuts, mask, tops, *penalty_tensors
     )
     with on_device(q):
         if launches.whole is not None:
             launches.whole(
                 aligned, q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows,
-                (stats, words, flags), tables, masked, penalty_tensors, heads, scales,
+                (stats, words, flags, left), tables, masked, penalty_tensors, heads, scales,
             )  # fmt: skip
             return
         pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
         saved, sizes = (words, pairs), (heads, group, nq, nk)
-        launches.delta(aligned, out_rows, dout_rows, stats, pairs, heads, nq)
+        launches.delta(aligned, out_rows, dout_rows, stats, left, pairs, heads, nq)
         if dlse is not None:  # the gradient of a logit is its weight times (dP − delta), or here (dP + dlse − delta)
             deltas = pairs.view(torch.float32)[..., 1 : 2 * nq : 2]  # the high halves
             deltas -= dlse
@@ -154,10 +163,12 @@ def backward_into(
 
 
 def forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
+    tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
+    drop: int = KEYS,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """What `forward` gives, empty."""
-    return (token_major(q, q.shape[1], q.shape[2], v.shape[3]), *_stats(q, table))
+    return (token_major(q, q.shape[1], q.shape[2], v.shape[3]), *_stats(q, table, drop))
 
 
 def backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +177,7 @@ def backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    q, k, v, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = inputs
     ctx.set_materialize_grads(False)  # zeros for integers, which nobody reads, would cost a launch each
     ctx.save_for_backward(q, k, v, *output, mask, table, tops, cuts, hard)
 
@@ -174,13 +185,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
     backward = FusedAttentionBackward.apply if transformed() else torch.ops.attemper.fused_attention_backward
-    grads = backward(dout, q, k, v, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
-    return (*grads, *([None] * 8))
+    others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    grads = backward(dout, q, k, v, out, stats, flags, *others)
+    dmask = mask_gradient(dout, q, k, v, out, stats, flags, *others) if ctx.needs_input_grad[3] else None
+    return (*grads, dmask, *([None] * 8))
 
 
 def filled(others: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments behind Q, K and V, those that were left out, too."""
-    return (*others, *LAST[len(others) - 4 :]) if len(others) < 8 else others
+    return (*others, *LAST[len(others) - 4 :]) if len(others) < 9 else others
 
 
 class DirectAttention(torch.autograd.Function):
@@ -195,12 +208,13 @@ class DirectAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None:
-            return (None,) * 11
+            return (None,) * 12
         if not is_plain(dout) or torch.is_grad_enabled():  # which says that there are no second gradients
             return _gradients(ctx, dout)
         q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
-        return (*_backward(dout, q, k, v, out, stats, flags, *others), *([None] * 8))
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+        dmask = mask_gradient(dout, q, k, v, out, stats, flags, *others) if ctx.needs_input_grad[3] else None
+        return (*_backward(dout, q, k, v, out, stats, flags, *others), dmask, *([None] * 8))
 
 
 class FusedAttention(torch.autograd.Function):

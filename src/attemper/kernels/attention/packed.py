@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention import operators
+from attemper.kernels.attention.mask_gradients import mask_gradient
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, packed_backward_flops, packed_flops
@@ -113,7 +114,7 @@ def _backward_fake(dout: Tensor, qkv: Tensor, *_: object) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    qkv, ctx.heads, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill = inputs
+    qkv, ctx.heads, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(qkv, *output, mask, table, tops, cuts, hard)
 
@@ -121,9 +122,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
     grad = torch.ops.attemper.packed_attention_backward(
-        dout, qkv, ctx.heads, out, stats, flags, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill
-    )
-    return (grad, *([None] * 9))
+        dout, qkv, ctx.heads, out, stats, flags,
+        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop,
+    )  # fmt: skip
+    others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    return (grad, None, _mask_gradient(ctx, 2, dout, qkv, out, stats, flags, *others), *([None] * 8))
+
+
+def _mask_gradient(ctx: Any, at: int, dout: Tensor, qkv: Tensor, *others: Any) -> Tensor | None:
+    """The gradient of the mask, which is the argument at this place, if it needs one."""
+    return mask_gradient(dout, *parts(qkv, ctx.heads), *others) if ctx.needs_input_grad[at] else None
 
 
 class DirectPackedAttention(torch.autograd.Function):
@@ -141,16 +149,17 @@ class DirectPackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None:
-            return (None,) * 11
+            return (None,) * 12
         if not is_plain(dout) or torch.is_grad_enabled():
-            grad, *_ = _gradients(ctx, dout)
-            return (grad, *([None] * 10))
+            grad, _, dmask, *_ = _gradients(ctx, dout)
+            return (grad, None, None, dmask, *([None] * 8))
         qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill)
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
         grad = torch.empty_like(qkv)
         given, wanted = views(qkv, ctx.heads), views(grad, ctx.heads)
         operators.backward_into(wanted, dout, *given, out, stats, flags, *others)
-        return (grad, *([None] * 10))
+        dmask = _mask_gradient(ctx, 3, dout, qkv, out, stats, flags, *others)
+        return (grad, None, None, dmask, *([None] * 8))
 
 
 torch.library.impl("attemper::packed_or_fused_attention", "CompositeImplicitAutograd", _either)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attemper.kernels.attention import operators
 from attemper.kernels.attention.launch_arguments import PenaltyGradients
+from attemper.kernels.attention.mask_gradients import mask_gradient
 from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.attention.packed import is_packed, lie_in, parts, views
 from attemper.kernels.common.eager import is_plain
@@ -21,6 +22,7 @@ from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
 from attemper.kernels.penalties.outputs import square_and_sums, totals
+from attemper.kernels.penalties.passing import bias_gradient
 
 WANTED = "bool values, bool logits"
 torch.library.define(
@@ -40,19 +42,23 @@ torch.library.define(
 
 
 def with_squares(
-    qkv: Tensor, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor, values: bool, logits: bool, *others: Any
-) -> tuple[Tensor, Tensor]:
+    qkv: Tensor, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor, values: float, logits: float, *others: Any
+) -> tuple[Tensor, ...]:
     """`fused_attention` of q, k and v, and squares of what a projection gave, in float32.
 
     qkv: (B, N, 3 · H · e), what the projection gave for Q, K and V; bias: (3 · H · e,), None: it has none.
-    values, logits: whether ‖V − b_v‖² and ‖(Q − b_q)(K − b_k)ᵀ‖² are asked for. The second result has one number for
-        each that is, in this order.
+    values, logits: factors of ‖V − b_v‖² and of ‖(Q − b_q)(K − b_k)ᵀ‖²; 0: that one is not asked for. Behind the
+        output comes one number for each that is, in this order.
     """
     if is_plain(q) and is_plain(qkv) and lie_in(qkv, q, k, v):
-        out, squares = DirectPenalisedAttention.apply(qkv, bias, q.shape[1], values, logits, *operators.filled(others))
-    else:
-        out, squares = torch.ops.attemper.attention_with_squares(qkv, bias, q, k, v, values, logits, *others)
-    return out, squares
+        results: tuple[Tensor, ...] = DirectPenalisedAttention.apply(
+            qkv, bias, q.shape[1], values, logits, (q, k, v), *operators.filled(others)
+        )
+        return results
+    wanted = values != 0, logits != 0
+    out, squares = torch.ops.attemper.attention_with_squares(qkv, bias, q, k, v, *wanted, *others)
+    factors = [factor for factor in (values, logits) if factor]
+    return out, *(factor * square for factor, square in zip(factors, squares.unbind(), strict=True))
 
 
 def _with_squares(
@@ -77,17 +83,26 @@ def _forward(
     qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool, *others: Any
 ) -> tuple[Tensor, ...]:
     """Output, stats, flags; squares; the sums of tokens that the bias' gradient needs; Gram matrices and shifts."""
-    out, stats, flags = operators.forward(*_thirds(qkv, heads), *others)
+    attended = operators.forward(*_thirds(qkv, heads), *others)
+    squares, sums, grams, shifts = _squares(qkv, bias, heads, float(values), float(logits))
+    empty = qkv.new_empty(0), qkv.new_empty(0, dtype=torch.float32)
+    return *attended, *_joined(squares, sums), *(empty if grams is None or shifts is None else (grams, shifts))
+
+
+def _squares(
+    qkv: Tensor, bias: Tensor | None, heads: int, values: float, logits: float
+) -> tuple[list[Tensor], list[Tensor], Tensor | None, Tensor | None]:
+    """Squares times their factors, the sums that go with them; Gram matrices and shifts, if logits are asked for."""
     begin = qkv.shape[2] // 3 * 2
-    squares, sums, grams, shifts = [], [], qkv.new_empty(0), qkv.new_empty(0, dtype=torch.float32)
+    squares, sums, grams, shifts = [], [], None, None
     if values:
-        square, columns = square_and_sums(qkv[..., begin:], None if bias is None else bias[begin:])
+        square, columns = square_and_sums(qkv[..., begin:], None if bias is None else bias[begin:], values)
         squares, sums = [square], [columns]
     if logits:
         each, grams, of_samples, shifts = squares_and_grams(qkv, bias, heads)
-        square, of_all = totals(each, of_samples)
+        square, of_all = totals(each, of_samples, logits)
         squares, sums = [*squares, square], [*sums, of_all]
-    return out, stats, flags, *_joined(squares, sums), grams, shifts
+    return squares, sums, grams, shifts
 
 
 def _thirds(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,46 +146,84 @@ def _backward_fake(dout: Tensor, factors: Tensor, qkv: Tensor, *_: object) -> Te
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[4:])
-    _keep(ctx, inputs, output)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    (qkv, bias, ctx.heads, ctx.values, ctx.logits, mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill) = (
-        inputs
-    )
+    qkv, bias, ctx.heads, ctx.values, ctx.logits, *others = inputs
+    mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = others
     out, stats, flags, _, sums, grams, shifts = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard)
 
 
 def _gradients(ctx: Any, dout: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
-    dsquares = others[2]
-    dout = torch.zeros_like(out) if dout is None else dout
+    dsquares, sums = others[2], ctx.saved_tensors[5]
     factors = sums.new_zeros(ctx.values + ctx.logits) if dsquares is None else 2 * dsquares
-    direct = is_plain(dout) and not torch.is_grad_enabled()
-    grad = (_backward if direct else torch.ops.attemper.penalised_attention_backward)(
-        dout, factors, qkv, bias, ctx.heads, ctx.values, grams, shifts, out, stats, flags,
-        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill,
-    )  # fmt: skip
+    grad, dbias, dmask = _dispatched(ctx, dout, factors, ctx.needs_input_grad[5])
+    return (grad, dbias, None, None, None, dmask, *([None] * 8))
+
+
+def _dispatched(
+    ctx: Any, dout: Tensor | None, factors: Tensor, masked: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of qkv, of the bias and, if asked for, of the mask, by operators."""
+    qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    grams, shifts = (qkv.new_empty(0) if t is None else t for t in (grams, shifts))
+    others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    grad = torch.ops.attemper.penalised_attention_backward(
+        dout, factors, qkv, bias, ctx.heads, ctx.values, grams, shifts, out, stats, flags, *others
+    )
     dbias = None if bias is None else _bias_gradient(factors, sums, ctx.values, ctx.logits, bias)
-    return (grad, dbias, *([None] * 11))
+    dmask = mask_gradient(dout, *_thirds(qkv, ctx.heads), out, stats, flags, *others) if masked else None
+    return grad, dbias, dmask
 
 
 class DirectPenalisedAttention(torch.autograd.Function):
-    """The operator in eager mode (see `operators.DirectAttention`)."""
+    """The operator in eager mode (see `operators.DirectAttention`), with factors of the squares.
+
+    given: the queries, keys and values in qkv; in a tuple, where autograd does not see them.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool, *others: Any
-    ) -> tuple[Tensor, Tensor]:
-        output = _forward(qkv, bias, heads, values, logits, *others)
-        _keep(ctx, (qkv, bias, heads, values, logits, *others), output)
-        return output[0], output[3]
+        ctx: Any, qkv: Tensor, bias: Tensor | None, heads: int, values: float, logits: float,
+        given: tuple[Tensor, Tensor, Tensor], *others: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = others
+        out, stats, flags = operators.forward(*given, *others)
+        squares, sums, grams, shifts = _squares(qkv, bias, heads, values, logits)
+        joined = sums[0] if len(sums) == 1 else torch.cat(sums)
+        ctx.heads, ctx.values, ctx.logits = heads, values != 0, logits != 0
+        ctx.factors = [factor for factor in (values, logits) if factor]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(qkv, bias, out, stats, flags, joined, grams, shifts, mask, table, tops, cuts, hard)
+        return out, *squares
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dsquares: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, dout, None, None, dsquares)
+    def backward(ctx: Any, dout: Tensor | None, *dsquares: Tensor | None) -> tuple[Tensor | None, ...]:
+        qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
+        factors = _doubled(dsquares, ctx.factors, sums)
+        dout = torch.zeros_like(out) if dout is None else dout
+        if not is_plain(dout) or torch.is_grad_enabled():
+            grad, dbias, dmask = _dispatched(ctx, dout, factors, ctx.needs_input_grad[6])
+            return (grad, dbias, *([None] * 4), dmask, *([None] * 8))
+        grad = torch.empty_like(qkv)
+        given = PenaltyGradients(
+            factors, None if bias is None else bias.contiguous(), grams, sums if shifts is None else shifts, ctx.values
+        )
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+        attended = (*views(qkv, ctx.heads), out, stats, flags)
+        operators.backward_into(views(grad, ctx.heads), dout, *attended, *others, penalty_gradients=given)
+        dbias = None if bias is None else bias_gradient(factors, sums, ctx.values, ctx.logits, bias)
+        dmask = mask_gradient(dout, *attended, *others) if ctx.needs_input_grad[6] else None
+        return (grad, dbias, *([None] * 4), dmask, *([None] * 8))
+
+
+def _doubled(grads: Sequence[Tensor | None], factors: list[float], like: Tensor) -> Tensor:
+    """Twice the gradients of squares, times the factors of these."""
+    doubled = [
+        like.new_zeros(1) if grad is None else (2 * factor * grad).view(1)
+        for grad, factor in zip(grads, factors, strict=True)
+    ]
+    return doubled[0] if len(doubled) == 1 else torch.cat(doubled)
 
 
 def _bias_gradient(factors: Tensor, sums: Tensor, values: bool, logits: bool, bias: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from attemper.kernels.attention.launch_arguments import mask_arguments
 from attemper.kernels.common.direct import Launch, is_aligned, remember
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, logits_flops
-from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, precision, strided, unit_stride
-from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, maxima_plan, padded, tail
+from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, strided, unit_stride
+from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, kind_of, maxima_plan, padded, tail
+from attemper.kernels.common.products import products
 from attemper.ops.stream import Stream, signed
 
 SPAN = 16  # flags that one program looks at
@@ -148,9 +149,9 @@ def _row_cuts(
     )  # fmt: skip
     constants = {
         "E": e, "BE": padded(e), "SPARE": spare, "SHARED": shared, "DROP": table is not None, "CAUSAL": causal,
-        "MASK": kind, "PRECISION": precision(),
+        "MASK": kind, "PRECISION": products(q.dtype),
     }  # fmt: skip
-    static = is_static(nq, nk)
+    static = is_static(nq, nk, kind_of(q, k, k))
     with on_device(q):
         if fast is not None:
             tail_m, fitted = tail(nq, fast.m, static), static and not causal

@@ -12,11 +12,13 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import key_step
-from attemper.kernels.attention.forward import load_dropping, online_step
+from attemper.kernels.attention.forward import LEAST_LEFT, finished, load_dropping, online_step
 from attemper.kernels.common.groups import Options, SavedRows, Stats, Tables
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
+    behind,
+    detached,
     expand_row_masks,
     groups_of,
     load_row_masks,
@@ -45,30 +47,39 @@ def repair_rows(first, b, h, q, k, v, out, stats, tables, mask, scale, options, 
     spared = tl.zeros((FLAG_ROWS,), tl.int32)
     acc = tl.zeros((FLAG_ROWS, options.BEV), tl.float32)
     total = tl.zeros((FLAG_ROWS,), tl.float32)
+    left = tl.zeros((FLAG_ROWS,), tl.float32)
     top = tl.zeros((FLAG_ROWS,), tl.float32)
+    left_top = top
     again = first >= 0
     for attempt in range(2):  # noqa: B007
         if again:
             acc = tl.zeros((FLAG_ROWS, options.BEV), tl.float32)
             total = tl.zeros((FLAG_ROWS,), tl.float32)
             seen = tl.zeros((FLAG_ROWS,), tl.float32)
+            left = tl.zeros((FLAG_ROWS,), tl.float32)
             top = tl.full((FLAG_ROWS,), -float("inf"), tl.float32)
+            left_top = top
             for start in tl.range(0, end, BN):
-                acc, total, seen, top = online_step(
-                    start, acc, total, seen, top, q_tile, spared, dropping, row_masks, queries,
+                acc, total, left, seen, top, left_top = online_step(
+                    start, acc, total, left, seen, top, left_top, q_tile, spared, dropping, row_masks, queries,
                     k, v, tables, mask, scale, options, BN, True, True,
                 )  # fmt: skip
             if options.DROP and options.MASK == "bias":
                 lost = (seen == 0.0) & (queries < mask.nq)
+            elif detached(options.DROP):
+                lost = ~(left_top + tl.log2(left) - top - tl.log2(total) > LEAST_LEFT) & (queries < mask.nq)
+            elif behind(options.DROP):
+                lost = (left == 0.0) & (queries < mask.nq)
             else:
                 lost = (top == -float("inf")) & (queries < mask.nq)
             spared = tl.where(lost, 1, spared)
             again = tl.max(lost.to(tl.int32), 0) > 0 if options.DROP else first < 0
 
     empty = total == 0.0
-    result = acc / tl.where(empty, 1.0, total)[:, None]
+    result, lse, share = finished(acc, total, left, top, left_top, dropping.limit, spared, options)
     store_tile(out, result, queries, mask.nq, options.EV, options.BEV, True)
-    lse = tl.where(empty, float("inf"), top + tl.log2(total)).to(tl.int32, bitcast=True)
+    if behind(options.DROP):
+        tl.store(stats.shares + queries, share, mask=queries < mask.nq)
     if options.DROP:
         spared = tl.where(empty, 0, spared)
         words = tl.where(empty | (spared > 0), lse, dropping.words)
@@ -87,7 +98,7 @@ def repair_kernel(
 ):  # fmt: skip
     """One program owns SPAN flags, and the rows of those that are set. Grid: spans of flags."""
     heads, group, nq, nk = sizes
-    lse_ptr, words_ptr, flags_ptr = stats
+    lse_ptr, words_ptr, flags_ptr, shares_ptr = stats
     begin = tl.program_id(0) * SPAN
     at = begin + tl.arange(0, SPAN)
     if tl.max(tl.load(flags_ptr + at, mask=at < flags, other=0), 0) > 0:
@@ -101,7 +112,7 @@ def repair_kernel(
                 repair_rows(
                     (spot % groups) * FLAG_ROWS, b, h,
                     rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group), rows_of(out, b, h),
-                    Stats(lse_ptr + row, words_ptr + row, flags_ptr + spot),
+                    Stats(lse_ptr + row, words_ptr + row, flags_ptr + spot, shares_ptr + row),
                     Tables(tables[0], tables[1], tables[2] + row),
                     mask_of(mask, b, h, nq, nk), scale,
                     Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION), BN,

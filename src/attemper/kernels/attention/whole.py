@@ -20,6 +20,7 @@ from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
+    behind,
     groups_of,
     load_row_masks,
     load_tile,
@@ -61,6 +62,8 @@ def load_queries(first, q, dout, out, stats, tables, mask, options, BM: tl.const
     dout_tile = load_tile(dout, queries, mask.nq, options.EV, options.BEV, EDGE)
     out_tile = load_tile(out, queries, mask.nq, options.EV, options.BEV, EDGE)
     delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    if behind(options.DROP):
+        delta *= load_words(stats.shares, queries, mask.nq, 0, EDGE).to(tl.float32, bitcast=True)
     lse = load_words(stats.lse, queries, mask.nq, INFINITY_BITS, EDGE)
     words = load_words(stats.words, queries, mask.nq, INFINITY_BITS, EDGE) if options.DROP else queries
     row_masks = load_row_masks(queries, mask, tables, options, EDGE)
@@ -86,6 +89,7 @@ def pair_step(dq, dk, dv, row, column, limit, zero, mask, scale, options, EDGE_M
         row.row_masks, row.queries, column.k, column.v, column.columns, column.hard_columns, column.keys,
         mask, scale, options, EDGE_M or EDGE_N, EDGE_N,
     )  # fmt: skip
+    ds = ds.to(row.q.dtype)
     dq = add_product(dq, tl.trans(ds), column.k, options.PRECISION)
     return dq, add_product(dk, ds, row.q, options.PRECISION), dv
 
@@ -196,7 +200,7 @@ def whole_head(
 @triton.jit
 def whole_kernel(
     q, k, v, out, dout, dq, dk, dv,  # a tensor, its strides along samples, heads and tokens
-    stats,  # log-sum-exps, row words, flags
+    stats,  # log-sum-exps, row words, flags, shares
     tables,  # of dropping, of hard masking, cuts of its rows
     mask,  # elements, four strides, row tops, their three strides
     penalties,  # factors, biases, Gram matrices, shifts
@@ -216,7 +220,7 @@ def whole_kernel(
     whole_head(
         rows_of(q, b, h), rows_of(k, b, h), rows_of(v, b, h), rows_of(out, b, h), rows_of(dout, b, h),
         rows_of(dq, b, h), rows_of(dk, b, h), rows_of(dv, b, h),
-        Stats(stats[0] + at, stats[1] + at, stats[2] + head.to(tl.int64) * groups),
+        Stats(stats[0] + at, stats[1] + at, stats[2] + head.to(tl.int64) * groups, stats[3] + at),
         Tables(tables[0], tables[1], tables[2] + at),
         mask_of(mask, b, h, NQ, NK), penalties_of(penalties, b, h, heads, E), scales,
         Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION),

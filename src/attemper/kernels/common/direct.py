@@ -73,8 +73,9 @@ class Launch:
 
     __slots__ = ("compiled", "constants", "device", "grid", "kernel")
 
-    def __init__(self, kernel: Any, programs: int, device: int, **constants: Any) -> None:
-        self.kernel, self.grid, self.device, self.constants = kernel, (programs, 1, 1), device, constants
+    def __init__(self, kernel: Any, programs: int | tuple[int, int], device: int, **constants: Any) -> None:
+        across, down = (programs, 1) if isinstance(programs, int) else programs
+        self.kernel, self.grid, self.device, self.constants = kernel, (across, down, 1), device, constants
         self.compiled: Compiled | None = None
 
     def __call__(self, aligned: bool, *arguments: Any) -> None:

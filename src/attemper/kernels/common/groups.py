@@ -61,11 +61,15 @@ class Tables(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """What the forward pass leaves of the rows of one head: log-sum-exp (base 2, int32 bits), row words, flags."""
+    """What the forward pass leaves of the rows of one head: log-sum-exp (base 2, int32 bits), row words, flags.
+
+    shares: where weights are dropped (`dropping.py`), what is left of the sum of a row's weights, float32 bits.
+    """
 
     lse: Any
     words: Any
     flags: Any
+    shares: Any
 
 
 class SavedRows(NamedTuple):
@@ -104,7 +108,8 @@ class Options(NamedTuple):
     """Compile-time constants that most functions of attention's kernels need.
 
     E, EV: widths of heads of Q and K, and of V; BE, BEV: those of their tiles, powers of two.
-    DROP: keys are dropped. HARD: what hard masking sets logits to, "none": there is no hard masking.
+    DROP: what is dropped, a number of `dropping.py`; 0: nothing is.
+    HARD: what hard masking sets logits to, "none": there is no hard masking.
     CAUSAL: query i sees keys 0 … i only.
     MASK: "none"; "keys", the same for all queries; "full"; "bias", which is added to the logits and forbids nothing by
         itself; or "last", one byte that says whether the last key is there (`without_last` puts it into nk).

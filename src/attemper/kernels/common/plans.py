@@ -4,11 +4,13 @@ A cap on the registers of a thread buys more programs per multiprocessor for a f
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 STATIC_TOKENS = 1024
-STATIC_SHAPES = 32
+STATIC_SHAPES = 4
 WHOLE_KEYS = 256
 FEW = 8
 SLOTS = 32
@@ -16,7 +18,7 @@ WHOLE_TILE = 64
 WHOLE_TOKENS = {32: 128, 64: 80}
 """Head width → how many tokens one program can hold."""
 
-_seen: set[tuple[int, int]] = set()
+_seen: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,29 @@ def tail(n: int, block: int, static: bool, never_empty: bool = False) -> int:
     return padded(left) if static else block
 
 
-def is_static(nq: int, nk: int) -> bool:
+def is_static(nq: int, nk: int, kind: tuple[Any, ...] = ()) -> bool:
     """Whether the kernels are compiled for exactly these token counts.
 
-    Short sequences gain by it. Data of ever new lengths would compile for ever, so after some lengths the rest share
-    one general kernel.
+    Short sequences gain by it, and every length takes seconds to compile. Images keep to a few; texts that are padded
+    to the longest of their batch have ever new ones. So after the first few of a kind of attention all others share
+    kernels that take lengths as numbers.
+
+    kind: what tells attention of one kind from another, such as heads and widths: each stage of a pyramid has its own.
+
+    >>> [is_static(n, n, ("an example",)) for n in (10, 20, 30, 40, 50, 10)]
+    [True, True, True, True, False, True]
     """
     if max(nq, nk) > STATIC_TOKENS:
         return False
-    if (nq, nk) not in _seen and len(_seen) < STATIC_SHAPES:
-        _seen.add((nq, nk))
-    return (nq, nk) in _seen
+    seen = _seen.setdefault(kind, set())
+    if (nq, nk) not in seen and len(seen) < STATIC_SHAPES:
+        seen.add((nq, nk))
+    return (nq, nk) in seen
+
+
+def kind_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """Heads and widths of a call, for `is_static`."""
+    return q.shape[1], k.shape[1], q.shape[3], v.shape[3]
 
 
 def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPlan:

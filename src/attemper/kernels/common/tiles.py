@@ -25,6 +25,30 @@ FLAG_ROWS = tl.constexpr(16)  # rows that share a flag
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
+@triton.constexpr_function
+def behind(drop):
+    """Whether weights are dropped behind softmax; drop: a number of `dropping.py`."""
+    return int(drop) % 4 >= 2
+
+
+@triton.constexpr_function
+def detached(drop):
+    """Whether the weights that stay are divided by their sum, which has no gradient."""
+    return int(drop) % 4 == 3
+
+
+@triton.constexpr_function
+def by_key(drop):
+    """Whether all queries of a head drop the same keys."""
+    return int(drop) >= 4
+
+
+@triton.jit
+def share_kept(limit):
+    """1 − p, from the limit below which products of words are dropped."""
+    return (2147483648.0 - limit.to(tl.float32)) * (1.0 / 4294967296.0)
+
+
 @triton.jit
 def groups_of(nq):
     """How many groups of FLAG_ROWS rows n rows make; numbers per row are stored in whole groups, which aligns them."""
@@ -172,7 +196,7 @@ def to_logits(scores, scale, row_masks, queries, keys, mask, options):
 @triton.jit
 def add_product(acc, a, b, PRECISION: tl.constexpr):
     """acc + a·b. In float32 tiles are summed up one by one: one chain through all of them would round more often."""
-    if a.dtype == tl.float32 and PRECISION == "ieee" and not INTERPRETED:
+    if a.dtype == tl.float32 and PRECISION != "tf32" and not INTERPRETED:
         product = tl.dot(a, b, input_precision=PRECISION)
         return tl.inline_asm_elementwise(  # the compiler would make one chain of a plain sum
             "add.rn.f32 $0, $1, $2;", "=f,f,f", [acc, product], dtype=tl.float32, is_pure=True, pack=1

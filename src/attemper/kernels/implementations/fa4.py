@@ -122,7 +122,7 @@ def _dtype(call: Call) -> torch.dtype:
 def attention(call: Call) -> Tensor:
     """softmax(scale · QKᵀ, keys dropped) V, (B, H, Nq, e_v)."""
     if _mixes(call):
-        q, k, v, (_, table, scale, _, _, *hard), outside = prepared(call)
+        q, k, v, (_, table, scale, _, _, *hard, _), outside = prepared(call)
         return perturbed_heads(mixed_attention(q, k, v, table, scale, *hard), outside)
     drawn = draw(call.methods, call.source, call.q)
     outside = [(method, stream) for method, stream in drawn if is_outside(method)]

@@ -1,12 +1,13 @@
 """Fused attention in Triton, with keys dropped inside: linear memory, the masks of `attemper.keep_mask`.
 
-Inside of softmax it serves one method that drops keys independently (DropKey), one that drops the largest logits of a
-row (HardMask), or both, in either order; and beside them any that stay outside (Blur, DropHead). Masks may be boolean
-or additive. Packed documents may have DropKey and DropHead. Log-sum-exps, and calls that drop from a part of the keys,
-have no additive masks. Triton is imported when a kernel first runs.
+Inside of softmax it serves one method that drops keys or weights by words of the stream (DropKey; DropAttention, by
+element or by key; a model's own attention dropout), one that drops the largest logits of a row (HardMask), or both,
+dropped keys in either order and dropped weights last; and beside them any that stay outside (Blur, DropHead). Masks may
+be boolean or additive. Packed documents may have DropKey and DropHead. Log-sum-exps, and calls that drop from a part of
+the keys, have no additive masks. Triton is imported when a kernel first runs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ def _refuse_lse(call: Call) -> str | None:
     if not (call.with_lse or _drops_from_parts(call)):
         return None
     what = "gives log-sum-exps (return_lse)" if call.with_lse else "drops from a part of the keys (at.key, at.keys)"
+    if any(drop is not None and drop.what != "keys" for drop in (method.word_drop for method in call.methods)):
+        return f"{what} where keys are dropped before softmax only, not weights behind it"
     if transformed():
         return f"{what} outside of torch.func only"
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
@@ -62,16 +65,19 @@ def _refuse_documents(call: Call) -> str | None:
 
 
 def _refuse_methods(call: Call) -> str | None:
-    drops, largest = 0, 0
-    for method in call.methods:
-        if method.independent_drop is not None:
+    drops, largest, first = 0, 0, None
+    for method in sorted(call.methods, key=lambda method: method.order):
+        if (drop := method.word_drop) is not None:
             drops += 1
+            first = None if drop.what == "keys" and not drop.by_key else method
         elif method.largest_drop(call.k.shape[2]) is not None:
             largest += 1
+            if first is not None:
+                return f"looks for the largest logits before it does what {first} does, and here it comes first"
         elif not is_outside(method):
             return (
-                "knows only methods that drop every key independently, such as DropKey(0.1), or the largest logits, "
-                f"such as HardMask(0.1), inside of softmax, not {method}"
+                "knows only methods that drop keys or weights by words of the stream, such as DropKey(0.1) and "
+                f"DropAttention(0.1), or the largest logits, such as HardMask(0.1), inside of softmax, not {method}"
             )
     if drops > 1 or largest > 1:
         names = ", ".join(type(method).__name__ for method in call.methods if not is_outside(method))
@@ -122,13 +128,18 @@ def squares(call: Call, wanted: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in SQUARES if name in wanted and (name == "v" or logits))
 
 
-def attention_and_squares(call: Call, bias: Tensor | None, wanted: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+def attention_and_squares(
+    call: Call, bias: Tensor | None, wanted: Mapping[str, float]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """`attention`, and squares of the projection that gave Q, K and V, whose gradients then cost next to nothing.
 
     call.packed: (B, N, 3 · H · e), what the projection gave; bias: its bias, which squares leave out.
-    wanted: of `squares`. "v": ‖V − b_v‖²; "qk": ‖(Q − b_q)(K − b_k)ᵀ‖², summed over heads and samples.
+    wanted: of `squares`, each with a factor. "v": ‖V − b_v‖²; "qk": ‖(Q − b_q)(K − b_k)ᵀ‖², summed over heads and
+        samples.
     """
     assert call.packed is not None
     q, k, v, others, outside = prepared(call)
-    out, taken = with_squares(call.packed, bias, q, k, v, "v" in wanted, "qk" in wanted, *others)
-    return perturbed_heads(out, outside), dict(zip(wanted, taken.unbind(), strict=True))
+    factors = [wanted.get(name, 0.0) for name in SQUARES]
+    out, *taken = with_squares(call.packed, bias, q, k, v, *factors, *others)
+    names = [name for name in SQUARES if wanted.get(name)]
+    return perturbed_heads(out, outside), dict(zip(names, taken, strict=True))

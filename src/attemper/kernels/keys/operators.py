@@ -95,7 +95,7 @@ def _launch_blur(
         known = real.view(torch.uint8)
         strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
     constants = {
-        "N": n if is_static(n, n) else 0, "E": e, "BE": padded(e), "W": w,
+        "N": n if is_static(n, n, (e,)) else 0, "E": e, "BE": padded(e), "W": w,
         "REAL": real is not None, "TRANSPOSED": transposed, "num_warps": 4,
     }  # fmt: skip
     run = RUN.get(w, 4)

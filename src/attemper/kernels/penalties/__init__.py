@@ -8,15 +8,24 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.devices import DTYPES, runs_on
+from attemper.kernels.common.eager import is_plain
 from attemper.kernels.penalties.logits import logit_squares, widest
 from attemper.kernels.penalties.outputs import output_square
+from attemper.kernels.penalties.passing import Untouched, passed_square
 
-__all__ = ["logit_squares", "output_square", "reads", "serves"]
+__all__ = ["Untouched", "logit_squares", "output_square", "passed_square", "passes", "reads", "serves"]
 
 
 def reads(out: Tensor) -> bool:
     """Whether a kernel can take the squares of a layer's output; torch takes all others, and compiled code its own."""
     return not torch.compiler.is_compiling() and out.dtype in DTYPES and out.numel() > 0 and runs_on(out)
+
+
+def passes(out: Tensor) -> bool:
+    """Whether a layer's output can go through `passed_square`: only autograd follows it, nobody hooks what it saves."""
+    if torch.compiler.is_compiling() or not (out.requires_grad and torch.is_grad_enabled() and reads(out)):
+        return False
+    return is_plain(out) and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def serves(q: Tensor, k: Tensor, heads: int) -> bool:

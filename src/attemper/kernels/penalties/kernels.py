@@ -245,10 +245,13 @@ def square_kernel(
 
 @triton.jit
 def totals_kernel(
-    sums_ptr, squares_ptr, total_ptr, square_ptr, rows, cols, count,
+    sums_ptr, squares_ptr, total_ptr, square_ptr, rows, cols, count, factor,
     BM: tl.constexpr, BN: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the columns of `sums`, and of all of `squares`. Grid: blocks of columns, and one for the squares."""
+    """The sums of the columns of `sums`, and factor times that of all of `squares`.
+
+    Grid: blocks of columns, and one for the squares.
+    """
     block = tl.program_id(0)
     if block < tl.num_programs(0) - 1:
         columns = block * BN + tl.arange(0, BN)
@@ -263,7 +266,7 @@ def totals_kernel(
         for first in tl.range(0, count, LONG):
             at = first + tl.arange(0, LONG)
             square += tl.load(squares_ptr + at, mask=at < count, other=0.0)
-        tl.store(square_ptr, tl.sum(square))
+        tl.store(square_ptr, tl.sum(square) * factor)
 
 
 @triton.jit
