@@ -174,10 +174,10 @@ def test_a_known_call_with_penalties_is_what_a_call_is_that_is_met_first(recipe:
     for known in (True, False):
         torch.manual_seed(0)
         model = timm.create_model(
-            "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, num_heads=2, depth=2, num_classes=3
+            "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=32, num_heads=2, depth=1, num_classes=3
         ).train()  # fmt: skip
         tempered = attemper.apply(model, recipe, impl="triton")
-        x, mask = torch.randn(2, 3, 32, 32), None
+        x, mask = torch.randn(2, 3, 16, 16), None
 
         def step(model: Any = model, tempered: Any = tempered, x: Tensor = x) -> list[Tensor]:
             torch.manual_seed(5)
@@ -195,7 +195,7 @@ def test_a_known_call_with_penalties_is_what_a_call_is_that_is_met_first(recipe:
                 with torch.no_grad():
                     model(x)
         if how == "masked":
-            mask = torch.zeros(17, 17).masked_fill(torch.arange(17) > 14, -torch.inf)
+            mask = torch.zeros(5, 5).masked_fill(torch.arange(5) > 3, -torch.inf)
             model.forward_features = functools.partial(model.forward_features, attn_mask=mask)
         results.append(step())
     for one, other in zip(*results, strict=True):
