@@ -15,8 +15,6 @@ from attemper.errors import UnsupportedError
 from attemper.methods import Blur, DropAttention, DropHead, DropKey, HardMask
 from attemper.ops import tiles
 from attemper.ops.perturbation import WeightDropout
-from attemper.ops.quick_words import quick_columns, quick_rows
-from attemper.ops.stream import Stream, column_words, row_words
 from attemper.ops.tile_work import Work
 
 GRID = {"grid": (3, 4), "prefix": 1}
@@ -152,18 +150,6 @@ def test_masks_are_bit_for_bit_those_of_the_stream(budget, at):
     shown = torch.eye(13).expand(2, 3, 13, 13)
     weights = attention(q, k, shown, methods=[DropKey(0.4)], seed=21, at=at, impl="tiled")
     assert torch.equal(weights > 0, keep_mask(21, (2, 3, 13, 13), 0.4, at=at))
-
-
-def test_words_are_those_of_the_stream():
-    for seed, at in (
-        (0, Offsets()),
-        (-(2**63), Offsets(3, 2, 1, 7)),
-        (12345678912345, Offsets(2**31 - 5, 9, 2**31 - 9)),
-    ):
-        stream = Stream(torch.tensor(seed), 3, site=-77, call=5, at=at)
-        device = torch.device("cpu")
-        assert torch.equal(quick_rows(stream, 2, 3, 4), row_words(stream.rows, (2, 3, 4), at, device))
-        assert torch.equal(quick_columns(stream, 6), column_words(stream.columns, 6, at.key, device))
 
 
 def test_no_row_loses_all_of_its_keys(budget):

@@ -1,8 +1,9 @@
-"""The stream's words by numpy: the same bits as `row_words` and `column_words`, with a tenth of the time between them.
+"""The stream's words by numpy: the same bits as `row_words` and `column_words` of `stream.py`, in a tenth of the time.
 
-They take some fifty small operations, and a call of attention on a CPU may be short.
+They take some fifty small operations, and a call on a CPU may be short.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -10,24 +11,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attemper.ops.stream import HEAD_STEP, MASK, MIX_1, MIX_2, QUERY_STEP, STEP, Stream
+from attemper.ops.stream_constants import HEAD_STEP, MASK, MIX_1, MIX_2, QUERY_STEP, STEP
 
 Numbers = NDArray[np.uint32]
+Start = tuple[Tensor | int, Tensor | int]
 
 
-def quick_rows(stream: Stream, samples: int, heads: int, queries: int) -> Tensor:
-    """(samples, heads, queries) odd int32 words, on the CPU."""
-    start, at = stream.rows, stream.at
-    sample = _mix(_counted(samples, at.sample, STEP) + _word(start.a))[:, None]
-    head = _mix((sample ^ _word(start.b)) + _counted(heads, at.head, HEAD_STEP))[..., None]
-    query = _mix(head + _counted(queries, at.query, QUERY_STEP))
+def quick_rows(start: Start, shape: tuple[int, int, int], at: Sequence[int]) -> Tensor:
+    """(samples, heads, queries) odd int32 words, on the CPU.
+
+    start: the two words that rows start from, as numbers. at: the numbers of the first sample, head and query.
+    """
+    samples, heads, queries = shape
+    sample = _mix(_counted(samples, at[0], STEP) + _word(start[0]))[:, None]
+    head = _mix((sample ^ _word(start[1])) + _counted(heads, at[1], HEAD_STEP))[..., None]
+    query = _mix(head + _counted(queries, at[2], QUERY_STEP))
     return _tensor(_mix(np.bitwise_xor(query, sample[..., None], out=query)))
 
 
-def quick_columns(stream: Stream, keys: int) -> Tensor:
+def quick_columns(start: Start, keys: int, first: int) -> Tensor:
     """(keys,) odd int32 words, on the CPU."""
-    start = stream.columns
-    return _tensor(_mix(_mix(_counted(keys, stream.at.key, STEP) + _word(start.a)) ^ _word(start.b)))
+    return _tensor(_mix(_mix(_counted(keys, first, STEP) + _word(start[0])) ^ _word(start[1])))
 
 
 def _word(x: Tensor | int) -> np.uint32:

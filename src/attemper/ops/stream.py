@@ -12,24 +12,22 @@ A 64-bit seed, the site in the model, the number of the call there and a small *
 start has 64 bits, too. The methods composed in one call use lanes 0, 1, 2 …, so they never share their randomness.
 """
 
+import functools
 import hashlib
+import importlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
+from attemper.ops.quick_words import quick_columns, quick_rows
 from attemper.ops.seeds import seed_tensor
+from attemper.ops.stream_constants import COLUMN_SALT, HEAD_STEP, MASK, MIX_1, MIX_2, QUERY_STEP, STEP
 from attemper.ops.tracing import constant
 
-MASK = 0xFFFFFFFF
-STEP = 0x9E3779B9  # 2**32 / golden ratio, odd: neighbouring counters land far apart
-HEAD_STEP = 0x632BE5AB
-QUERY_STEP = 0x85EBCA6B
-COLUMN_SALT = 0xA511E9B3
-MIX_1 = 0x7FEB352D
-MIX_2 = 0x846CA68B
 LANES = 256
 """How many lanes a call has."""
 
@@ -297,26 +295,56 @@ class Stream:
 
     def products(self, batch: int, heads: int, queries: int, keys: int) -> Tensor:
         """(batch, heads, queries, keys) int32 words, uniform over the odd numbers."""
-        device = self.seed.device
-        rows = row_words(self.rows, (batch, heads, queries), self.at, device)
-        return rows[..., None] * column_words(self.columns, keys, self.at.key, device)
+        return self.row_words(batch, heads, queries)[..., None] * self.column_words(keys)
+
+    def row_words(self, batch: int, heads: int, queries: int) -> Tensor:
+        """(batch, heads, queries) odd int32 words."""
+        if self.is_quick:
+            return quick_rows(self.rows, (batch, heads, queries), self.at)
+        return row_words(self.rows, (batch, heads, queries), self.at, self.seed.device)
+
+    def column_words(self, keys: int) -> Tensor:
+        """(keys,) odd int32 words."""
+        if self.is_quick:
+            return quick_columns(self.columns, keys, self.at.key)
+        return column_words(self.columns, keys, self.at.key, self.seed.device)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether words may come from numpy: on a CPU, where nobody has to see the operations."""
+        return _is_readable(self.seed) and torch._C._len_torch_dispatch_stack() == 0
 
     def keep(self, shape: Sequence[int], p: float) -> Tensor:
         """Boolean tensor of `shape` (batch, heads, queries, keys): True with probability 1 − p."""
         if self.seed.is_meta:
             return torch.empty(tuple(shape), dtype=torch.bool, device="meta")
+        if self._has_kernels():
+            kept: Tensor = _kernels().keep(self, shape, p)
+            return kept
         batch, heads, queries, keys = shape
         return self.products(batch, heads, queries, keys) >= live_threshold(p, self.seed.device)
 
+    def _has_kernels(self) -> bool:
+        return not torch.compiler.is_compiling() and self.seed.is_cuda and _kernels().serves(self.seed)
+
     def uniform(self) -> Tensor:
         """One number in [0, 1), float64 and 0-dim, wherever the call stands."""
-        word = row_words(self.rows, (1, 1, 1), NOWHERE, self.seed.device)[0, 0, 0]
+        if self._has_kernels():
+            number: Tensor = _kernels().uniform(self)
+            return number
+        word = self.placed(NOWHERE).row_words(1, 1, 1)[0, 0, 0]
         return (word.to(torch.int64) & MASK).to(torch.float64) / 2**32
 
     def scores(self, batch: int, heads: int, keys: int) -> Tensor:
         """(batch, heads, keys) words to sort keys by: each order of the keys is equally likely."""
         words = self.for_all_queries().products(batch, heads, 1, keys).squeeze(2)
         return mix(words).to(torch.int64) & MASK
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """Found by name, so that no import leads to GPU code."""
+    return importlib.import_module("attemper.kernels.masks")
 
 
 def keep_mask(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from attemper.ops.call import OUT_OF_REACH
 from attemper.ops.perturbation import LargestDrop
-from attemper.ops.quick_words import quick_columns, quick_rows
 from attemper.ops.stream import Stream, signed, threshold
 from attemper.ops.tiles import Tile, flat
 
@@ -52,8 +51,8 @@ class Words:
         batch, heads, queries, keys = shape
         if shared:
             heads, stream = 1, stream.for_all_heads()
-        rows = quick_rows(stream, batch, heads, queries)[..., None]
-        return cls(rows if shared else flat(rows), quick_columns(stream, keys), threshold(p))
+        rows = stream.row_words(batch, heads, queries)[..., None]
+        return cls(rows if shared else flat(rows), stream.column_words(keys), threshold(p))
 
     def dropped(self, tile: Tile, into: Tensor) -> Tensor:
         """1 where the stream drops and 0 elsewhere, int32, in the memory of `into`."""

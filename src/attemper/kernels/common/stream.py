@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.common.groups import Starts
-from attemper.ops import stream
+from attemper.ops import stream_constants
 
-STEP = tl.constexpr(stream.STEP)
-HEAD_STEP = tl.constexpr(stream.HEAD_STEP)
-QUERY_STEP = tl.constexpr(stream.QUERY_STEP)
-COLUMN_SALT = tl.constexpr(stream.COLUMN_SALT)
-MIX_1 = tl.constexpr(stream.MIX_1)
-MIX_2 = tl.constexpr(stream.MIX_2)
+STEP = tl.constexpr(stream_constants.STEP)
+HEAD_STEP = tl.constexpr(stream_constants.HEAD_STEP)
+QUERY_STEP = tl.constexpr(stream_constants.QUERY_STEP)
+COLUMN_SALT = tl.constexpr(stream_constants.COLUMN_SALT)
+MIX_1 = tl.constexpr(stream_constants.MIX_1)
+MIX_2 = tl.constexpr(stream_constants.MIX_2)
 
 
 @triton.jit
