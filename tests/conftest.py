@@ -24,6 +24,15 @@ def threads_as_before() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def launches_decided_anew(request: pytest.FixtureRequest) -> None:
+    """What is launched may depend on what a case changes about plans, and is remembered by shape."""
+    if request.path.name.endswith("_cases.py"):
+        from attemper.kernels.common import direct
+
+        direct.forget()
+
+
 TRIED_OUT = (
     "test_trial", "test_random_modules", "test_sums_outside", "test_docs", "test_spellings", "test_met_by_what_runs",
     "test_architectures", "test_masks_by_hand", "test_projections",

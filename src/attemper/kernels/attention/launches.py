@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.direct import Launch, layout, remember
+from attemper.kernels.common.direct import Launch, layout, memory, remember
 from attemper.kernels.common.dropping import drops_weights
 from attemper.kernels.common.launch import FLAG_ROWS
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, kind_of, padded, tail, whole_plan
@@ -17,8 +17,8 @@ from attemper.kernels.common.products import products
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
 
-_forwards: dict[Any, tuple[Launch, Launch | None]] = {}
-_backwards: dict[Any, "BackwardLaunches"] = {}
+_forwards: dict[Any, tuple[Launch, Launch | None]] = memory()
+_backwards: dict[Any, "BackwardLaunches"] = memory()
 
 
 class BackwardLaunches(NamedTuple):

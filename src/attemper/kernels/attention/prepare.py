@@ -3,13 +3,13 @@
 None of it is differentiable, and none is as large as the logits.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
-from attemper.kernels.common.direct import Launch, is_aligned, remember
+from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, strided, unit_stride
@@ -20,7 +20,8 @@ from attemper.ops.stream import Stream, signed
 SPAN = 16  # flags that one program looks at
 
 TABLE_BLOCK = 128  # words that one program writes
-_tables: dict[Any, Launch] = {}
+_tables: dict[Any, Launch] = memory()
+_cuts: dict[Any, "CutLaunches"] = memory()
 
 TAIL = 7  # words of a table behind those of its keys
 
@@ -130,46 +131,75 @@ def _row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
     causal: bool, largest: int, spare: bool, shared: bool = False,
 ) -> Tensor:  # fmt: skip
-    from attemper.kernels.attention.largest import cuts_kernel
-    from attemper.kernels.attention.maxima import maxima_kernel
-
     q, k = unit_stride(q), unit_stride(k)
     cuts = _row_cuts_fake(q)
-    (batch, heads, nq, e), nk = q.shape, k.shape[2]
     if cuts.numel() == 0:
         return cuts
     masked, kind = mask_arguments(mask, tops, q)
-    fast = maxima_plan(nk, largest, padded(e), q.dtype, mask is None and table is None and not causal)
-    plan = cuts_plan(nk, largest, padded(e), q.dtype)
-    tiles = 1 if fast is None else -(-nq // fast.m)
-    unsure = torch.empty(batch * heads * tiles, dtype=torch.int32, device=q.device)
+    settings = (kind, table is not None, causal, largest, spare, shared)
+    key = (*layout(q, k, mask), q.get_device(), *settings, products(q.dtype))
+    found = _cuts.get(key)
+    if found is None:
+        found = _plan_cuts(q, k, *settings)
+        remember(_cuts, key, found)
+    (heads, nq), nk = q.shape[1:3], k.shape[2]
+    unsure = torch.empty(found.flags, dtype=torch.int32, device=q.device)
+    dropped = hard if table is None else table
     arguments = (
-        strided(q), strided(k), cuts, unsure, (hard if table is None else table, hard), masked,
+        strided(q), strided(k), cuts, unsure, (dropped, hard), masked,
         (heads, heads // k.shape[1], nq, nk), scale * LOG2E, largest,
     )  # fmt: skip
-    constants = {
-        "E": e, "BE": padded(e), "SPARE": spare, "SHARED": shared, "DROP": table is not None, "CAUSAL": causal,
+    aligned = is_aligned(q, k, cuts, unsure, dropped, hard, mask, tops)
+    with on_device(q):
+        if found.fast is not None:
+            found.fast(aligned, *arguments)
+        found.sure(aligned, *arguments, found.flags, found.rows)
+    return cuts
+
+
+class CutLaunches(NamedTuple):
+    """The kernels of `row_cuts`: `fast` flags tiles, of so many rows, in which it is not sure; `sure` looks there."""
+
+    fast: Launch | None
+    sure: Launch
+    flags: int
+    rows: int
+
+
+def _plan_cuts(
+    q: Tensor, k: Tensor, kind: str, dropping: bool, causal: bool, largest: int, spare: bool, shared: bool
+) -> CutLaunches:
+    """kind: of mask. dropping: whether keys were dropped before."""
+    from attemper.kernels.attention.largest import cuts_kernel
+    from attemper.kernels.attention.maxima import maxima_kernel
+
+    (batch, heads, nq, e), nk, device = q.shape, k.shape[2], q.get_device()
+    fast = maxima_plan(nk, largest, padded(e), q.dtype, kind == "none" and not dropping and not causal)
+    plan = cuts_plan(nk, largest, padded(e), q.dtype)
+    flags = batch * heads * (1 if fast is None else -(-nq // fast.m))
+    constants: dict[str, Any] = {
+        "E": e, "BE": padded(e), "SPARE": spare, "SHARED": shared, "DROP": dropping, "CAUSAL": causal,
         "MASK": kind, "PRECISION": products(q.dtype),
     }  # fmt: skip
-    static = is_static(nq, nk, kind_of(q, k, k))
-    with on_device(q):
-        if fast is not None:
-            tail_m, fitted = tail(nq, fast.m, static), static and not causal
-            launch(maxima_kernel, (batch * heads * tiles,),
-                *arguments, **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
-                BM=fast.m, **fast.tile(fast.m, nk, fitted),
-                TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
-                SUMS=fast.sums, num_warps=fast.warps, num_stages=fast.stages,
-            )  # fmt: skip
-        # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
-        span = SPAN if fast is not None and plan.way == "whole" else 0
-        programs = -(-unsure.numel() // span) if span else batch * heads * -(-nq // plan.m)
-        launch(cuts_kernel, (programs,),
-            *arguments, unsure.numel(), 1 if fast is None else fast.m, **constants, BM=plan.m, BN=plan.n,
-            WAY=plan.way, SLOTS=plan.slots, SECOND=fast is not None, SPAN=span,
-            num_warps=plan.warps, num_stages=plan.stages,
+    first = None
+    if fast is not None:
+        static = is_static(nq, nk, kind_of(q, k, k))
+        tail_m, fitted = tail(nq, fast.m, static), static and not causal
+        first = Launch(
+            maxima_kernel, flags, device,
+            **constants, NQ=nq if static else 0, NK=nk if static and nk <= WHOLE_KEYS else 0,
+            BM=fast.m, **fast.tile(fast.m, nk, fitted),
+            TAIL_M=tail_m, **{f"TAIL_{name}": size for name, size in fast.tile(tail_m, nk, fitted).items()},
+            SUMS=fast.sums, num_warps=fast.warps, num_stages=fast.stages,
         )  # fmt: skip
-    return cuts
+    # Few tiles need a second look. Of short rows one program goes through many; of long rows one takes long enough.
+    span = SPAN if fast is not None and plan.way == "whole" else 0
+    sure = Launch(
+        cuts_kernel, -(-flags // span) if span else batch * heads * -(-nq // plan.m), device,
+        **constants, BM=plan.m, BN=plan.n, WAY=plan.way, SLOTS=plan.slots, SECOND=fast is not None, SPAN=span,
+        num_warps=plan.warps, num_stages=plan.stages,
+    )  # fmt: skip
+    return CutLaunches(first, sure, flags, 1 if fast is None else fast.m)
 
 
 def _row_cuts_fake(q: Tensor, *_: object) -> Tensor:

@@ -33,6 +33,7 @@ class Compiled:
 
 
 _known: dict[Any, Compiled] = {}
+_memories: list[dict[Any, Any]] = []
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> Compiled | None:
@@ -62,6 +63,18 @@ def remember(known: dict[Any, Any], key: Any, value: Any) -> None:
     if len(known) >= MOST:
         known.clear()
     known[key] = value
+
+
+def memory() -> dict[Any, Any]:
+    """A dict for `remember`, which `forget` empties."""
+    _memories.append({})
+    return _memories[-1]
+
+
+def forget() -> None:
+    """Decide everything about launches anew."""
+    for known in _memories:
+        known.clear()
 
 
 class Launch:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
+from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.launch import DEVICES, launch, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
 from attemper.ops.stream import Stream, signed
@@ -22,6 +24,8 @@ SORTED = 4096
 """Keys that one program can sort."""
 RANKED = 64
 """Of more keys, those that one program ranks."""
+_blurs: dict[Any, Launch] = memory()
+_moves: dict[Any, Launch] = memory()
 
 torch.library.define(
     "attemper::blur_keys",
@@ -51,8 +55,8 @@ def blur_keys(
     real: boolean (B or 1, H or 1, N), the keys that are no padding.
     grid: (prefix, rows, columns) of an image, or empty: along the sequence.
     """
-    start = (stream.seed, stream.site, stream.path)
-    out: Tensor = torch.ops.attemper.blur_keys(x, *start, sigma, w, causal, real, list(grid))[0]
+    told = (stream.seed, stream.site, stream.path, sigma, w, causal, real, list(grid))
+    out: Tensor = DirectBlur.apply(x, *told) if is_plain(x) else torch.ops.attemper.blur_keys(x, *told)[0]
     return out
 
 
@@ -65,9 +69,8 @@ def draw_order(
     limit: of the last one that is drawn, `stream.threshold` of the rate at which it is not kept; None: always kept.
     """
     numbers = (stream.site, stream.path, stream.at.sample, stream.at.head)
-    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.attemper.draw_order(
-        stream.seed, batch, sets, keys, count, limit, *numbers
-    )
+    draw = _draw_order if is_plain(stream.seed) else torch.ops.attemper.draw_order
+    drawn: tuple[Tensor, Tensor, Tensor] = draw(stream.seed, batch, sets, keys, count, limit, *numbers)
     return drawn
 
 
@@ -76,67 +79,79 @@ def take_keys(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
 
     x: (B, H, N, e). order, rank: (B, sets, N), one the inverse of the other; sets is 1, H or a multiple of H.
     """
-    out: Tensor = torch.ops.attemper.take_keys(x, order, rank, count)
+    direct = is_plain(x)
+    out: Tensor = (
+        DirectTake.apply(x, order, rank, count) if direct else torch.ops.attemper.take_keys(x, order, rank, count)
+    )
     return out
 
 
 # -------------------------------------------------------------------------------------------------------------- blur
 def _launch_blur(
     x: Tensor, out: Tensor, inverse: Tensor, transposed: bool,
-    seed: Tensor, site: int, path: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: list[int],
+    seed: Tensor, site: int, path: int, sigma: float, w: int, causal: bool, real: Tensor | None, grid: Sequence[int],
 ) -> None:  # fmt: skip
-    from attemper.kernels.keys.kernels import blur_grid_kernel, blur_line_kernel
-
     batch, heads, n, e = x.shape
     if x.numel() == 0:
         return
-    known, strides = x, [0, 0, 0]
-    if real is not None:
-        known = real.view(torch.uint8)
-        strides = [0 if size == 1 else step for size, step in zip(real.shape, real.stride(), strict=True)]
-    constants = {
-        "N": n if is_static(n, n, (e,)) else 0, "E": e, "BE": padded(e), "W": w,
-        "REAL": real is not None, "TRANSPOSED": transposed, "num_warps": 4,
-    }  # fmt: skip
-    run = RUN.get(w, 4)
-    block = max(16, IMAGE // padded(e)) if grid else ACROSS // padded(e)
+    block = _blur_block(e, grid)
     samples = max(1, (2**31 - block) // (heads * n))  # tokens are counted in 32 bits
+    known = None if real is None else real.view(torch.uint8)
+    numbers = (sigma, tuple(grid), signed(site), signed(path))
     with on_device(x):
+        if samples >= batch:
+            _blur_samples(x, out, inverse, known, seed, numbers, w, causal, transposed)
+            return
         for first in range(0, batch, samples):
             part = slice(first, first + samples)
-            parts = min(samples, batch - first) * heads
-            arguments = (
-                strided(x[part]), strided(out[part]), (known[part] if strides[0] else known, *strides), inverse[part],
-                seed, sigma,
-            )  # fmt: skip
-            if grid:
-                launch(
-                    blur_grid_kernel,
-                    (-(-parts * n // block),),
-                    *arguments,
-                    (parts * n, heads, n),
-                    tuple(grid),
-                    signed(site),
-                    signed(path),
-                    **constants,
-                    BLOCK=block,
-                )
-            else:
-                runs = parts * -(-n // run)
-                launch(
-                    blur_line_kernel,
-                    (-(-runs // block),),
-                    *arguments,
-                    runs,
-                    n,
-                    signed(site),
-                    signed(path),
-                    **constants,
-                    H=heads,
-                    CAUSAL=causal,
-                    RUN=run,
-                    BLOCK=block,
-                )
+            here = known if known is None or known.shape[0] == 1 else known[part]
+            _blur_samples(x[part], out[part], inverse[part], here, seed, numbers, w, causal, transposed)
+
+
+def _blur_block(e: int, grid: Sequence[int]) -> int:
+    """Tokens, or runs of them, of one program."""
+    return max(16, IMAGE // padded(e)) if grid else ACROSS // padded(e)
+
+
+def _blur_samples(
+    x: Tensor, out: Tensor, inverse: Tensor, known: Tensor | None, seed: Tensor,
+    numbers: tuple[float, tuple[int, ...], int, int], w: int, causal: bool, transposed: bool,
+) -> None:  # fmt: skip
+    """One launch. known: bytes, which keys are no padding. numbers: sigma, grid, site and path."""
+    batch, heads, n = x.shape[:3]
+    sigma, grid, site, path = numbers
+    key = (*layout(x, out, known), x.get_device(), grid, w, causal, transposed)
+    found = _blurs.get(key)
+    if found is None:
+        found = _plan_blur(x, known, grid, w, causal, transposed)
+        remember(_blurs, key, found)
+    strides = [0, 0, 0]
+    if known is not None:
+        strides = [0 if size == 1 else step for size, step in zip(known.shape, known.stride(), strict=True)]
+    mask = x if known is None else known
+    arguments = (strided(x), strided(out), (mask, *strides), inverse, seed, sigma)
+    sizes: tuple[Any, ...] = ((batch * heads * n, heads, n), grid)
+    if not grid:
+        sizes = (batch * heads * -(-n // RUN.get(w, 4)), n)
+    found(is_aligned(x, out, mask, inverse, seed), *arguments, *sizes, site, path)
+
+
+def _plan_blur(
+    x: Tensor, known: Tensor | None, grid: tuple[int, ...], w: int, causal: bool, transposed: bool
+) -> Launch:
+    from attemper.kernels.keys.kernels import blur_grid_kernel, blur_line_kernel
+
+    batch, heads, n, e = x.shape
+    constants: dict[str, Any] = {
+        "N": n if is_static(n, n, (e,)) else 0, "E": e, "BE": padded(e), "W": w,
+        "REAL": known is not None, "TRANSPOSED": transposed, "num_warps": 4,
+    }  # fmt: skip
+    block, run, device = _blur_block(e, grid), RUN.get(w, 4), x.get_device()
+    if grid:
+        return Launch(blur_grid_kernel, -(-batch * heads * n // block), device, **constants, BLOCK=block)
+    runs = batch * heads * -(-n // run)
+    constants |= {"H": heads, "CAUSAL": causal, "RUN": run, "BLOCK": block}
+    return Launch(blur_line_kernel, -(-runs // block), device, **constants)
 
 
 def _blur(x: Tensor, *told: Any) -> tuple[Tensor, Tensor]:
@@ -184,6 +199,28 @@ def _blur_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
     seed, real = ctx.saved_tensors  # blur is linear: the gradient of its gradient is blur
     rest = (ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
     return (torch.ops.attemper.blur_keys(ddx, seed, *rest)[0], *([None] * 9))
+
+
+class DirectBlur(torch.autograd.Function):
+    """The operator in eager mode, without the dispatcher's way to Python and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *told: Any) -> Tensor:
+        output = _blur(x, *told)
+        seed, ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid = told
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1], seed, real)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return (None,) * 9
+        if not is_plain(dout) or torch.is_grad_enabled():  # second gradients go through the operators
+            return _blur_gradients(ctx, dout, None)
+        inverse, seed, real = ctx.saved_tensors
+        dx = _blur_backward(dout, inverse, seed, ctx.site, ctx.path, ctx.sigma, ctx.w, ctx.causal, real, ctx.grid)
+        return (dx, *([None] * 8))
 
 
 # ------------------------------------------------------------------------------------------------------------ gather
@@ -234,18 +271,27 @@ def _set_strides(order: Tensor) -> tuple[int, int]:
 
 
 def _take(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
-    from attemper.kernels.keys.kernels import take_kernel
-
     x = unit_stride(x)
     out = _take_fake(x, order, rank, count)
-    batch, heads, _, e = out.shape
+    heads = out.shape[1]
     if out.numel():
-        with on_device(x):
-            launch(take_kernel, (batch * heads * -(-count // TOKENS),),
-                strided(x), strided(out), (order, *_set_strides(order)), (heads, heads // x.shape[1], count),
-                E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
-            )  # fmt: skip
+        _move("take_kernel", x, out, order, (heads, heads // x.shape[1], count), count)
     return out
+
+
+def _move(kernel: str, x: Tensor, out: Tensor, places: Tensor, sizes: tuple[int, ...], tokens: int) -> None:
+    """Launch a kernel that moves tokens of x to `out`, which has so many; places: (B, sets, N)."""
+    key = (kernel, *layout(x, out, places), x.get_device())
+    found = _moves.get(key)
+    if found is None:
+        from attemper.kernels.keys import kernels
+
+        programs, e = out.shape[0] * out.shape[1] * -(-tokens // TOKENS), x.shape[3]
+        constants = {"E": e, "BE": padded(e), "BLOCK": TOKENS, "num_warps": 4}
+        found = Launch(getattr(kernels, kernel), programs, x.get_device(), **constants)
+        remember(_moves, key, found)
+    with on_device(x):
+        found(is_aligned(x, out, places), strided(x), strided(out), (places, *_set_strides(places)), sizes)
 
 
 def _take_fake(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
@@ -253,18 +299,11 @@ def _take_fake(x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
 
 
 def _take_backward(dout: Tensor, order: Tensor, rank: Tensor, heads: int) -> Tensor:
-    from attemper.kernels.keys.kernels import put_back_kernel
-
     dout = unit_stride(dout)
     dx = _take_backward_fake(dout, order, rank, heads)
-    batch, many, count, e = dout.shape
-    n = rank.shape[2]
+    (_, many, count, _), n = dout.shape, rank.shape[2]
     if dx.numel():
-        with on_device(dout):
-            launch(put_back_kernel, (batch * heads * -(-n // TOKENS),),
-                strided(dout), strided(dx), (rank, *_set_strides(rank)), (heads, many // heads, n, count),
-                E=e, BE=padded(e), BLOCK=TOKENS, num_warps=4,
-            )  # fmt: skip
+        _move("put_back_kernel", dout, dx, rank, (heads, many // heads, n, count), n)
     return dx
 
 
@@ -292,6 +331,22 @@ def _save_take_backward(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], ou
 def _take_second_gradients(ctx: Any, ddx: Tensor) -> tuple[Tensor | None, ...]:
     order, rank = ctx.saved_tensors
     return torch.ops.attemper.take_keys(ddx, order, rank, ctx.count), None, None, None
+
+
+class DirectTake(torch.autograd.Function):
+    """The operator in eager mode, without the dispatcher's way to Python and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, rank: Tensor, count: int) -> Tensor:
+        _save_take(ctx, (x, order, rank, count), x)
+        return _take(x, order, rank, count)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        if not is_plain(dout) or torch.is_grad_enabled():  # second gradients go through the operators
+            return _take_gradients(ctx, dout)
+        order, rank = ctx.saved_tensors
+        return _take_backward(dout, order, rank, ctx.heads), None, None, None
 
 
 for _device in DEVICES:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.direct import Launch, is_aligned, remember
+from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
 from attemper.kernels.common.launch import on_device
 from attemper.ops.stream import Stream, signed, threshold
 
@@ -17,8 +17,8 @@ HELD = 2048
 """Elements of a program."""
 WIDEST = 128
 """Columns of a program, at most."""
-_keeps: dict[Any, Launch] = {}
-_uniforms: dict[Any, Launch] = {}
+_keeps: dict[Any, Launch] = memory()
+_uniforms: dict[Any, Launch] = memory()
 
 
 def keep(stream: Stream, shape: Sequence[int], p: float) -> Tensor:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.direct import Launch, is_aligned, layout, remember
+from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
 from attemper.kernels.common.launch import DEVICES, launch, on_device
 
 ROWS = 256  # that one program sums
 TILE = {"BM": 64, "BN": 128}
-_squares: dict[Any, Launch] = {}
-_totals: dict[Any, Launch] = {}
+_squares: dict[Any, Launch] = memory()
+_totals: dict[Any, Launch] = memory()
 
 torch.library.define("attemper::output_square", "(Tensor out, Tensor bias) -> (Tensor, Tensor)")
 torch.library.define("attemper::scaled_difference", "(Tensor out, Tensor bias, Tensor scale) -> Tensor")

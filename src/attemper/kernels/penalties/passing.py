@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnmetError
-from attemper.kernels.common.direct import Launch, is_aligned, layout, remember
+from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
 from attemper.kernels.common.launch import launch, on_device
 from attemper.kernels.penalties.outputs import TILE, square_and_sums
 
 __all__ = ["Untouched", "bias_gradient", "passed_square"]
 
-_backwards: dict[Any, Launch] = {}
+_backwards: dict[Any, Launch] = memory()
 
 
 class Untouched:
