@@ -1,0 +1,150 @@
+"""The parts of a study's page about published figures: theirs beside ours, and whether the settings agree."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attemper.lab.report.charts import Row, dots, key
+from attemper.lab.report.drawing import Axis
+from attemper.lab.report.entries import Entry
+from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.page import Section
+from attemper.lab.report.scale import finite, number, signed
+
+Found = Mapping[str, Any]
+Reference = Mapping[str, Any]
+LEAD = "Other people's results, from their own code and splits. They stand beside ours, never instead of them."
+
+
+def sections(ranked: Sequence[Entry], metric: str, reference: Reference) -> list[Section | None]:
+    """Published figures, and behind them the settings that they were made with.
+
+    reference: the published table that the study runs again, as its summary has it; empty where there is none.
+    """
+    return [_figures(ranked, metric, reference), _settings(reference)]
+
+
+def _cells(entry: Entry) -> list[Found]:
+    """The published cells of a recipe; a summary of an older version has one at most."""
+    if "beside" in entry.raw:
+        return [cell for cell in entry.raw["beside"] or () if finite(cell.get("published")) is not None]
+    value = finite(entry.published.get("value"))
+    if value is None:
+        return []
+    told = {"published": value, "deviation": entry.published.get("deviation"), "source": entry.published.get("source")}
+    ours = {"ours": entry.mean, "ours_deviation": entry.deviation, "unit": "%"}
+    return [{**told, **ours, "difference": None if entry.mean is None else entry.mean - value}]
+
+
+def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Section | None:
+    by_column: dict[str, list[tuple[Entry, Found]]] = {}
+    for entry in ranked:
+        for cell in _cells(entry):
+            by_column.setdefault(str(cell.get("column") or ""), []).append((entry, cell))
+    if not by_column:
+        return None
+    ordered = sorted(by_column.items(), key=lambda item: item[0] != "")  # the task's own metric first, the others as is
+    apart = str(reference.get("apart") or "")
+    body = f'<p class="notice">{escape(apart)}</p>' if apart else ""
+    body += f"<p>{escape(reference['standing'])}</p>" if reference.get("standing") else ""
+    for title, found in ordered:
+        name = title or f"test {metric}, %"
+        body += ("" if title or apart else _chart(found, metric)) + _table(found, name, len(ordered) > 1)
+    return Section(heading="Published figures", lead=LEAD, body=body + _notes(reference))
+
+
+def _chart(found: Sequence[tuple[Entry, Found]], metric: str) -> str:
+    """The task's own metric, ours and theirs on one axis."""
+    rows = []
+    for entry, cell in found:
+        value, ours = float(cell["published"]), finite(cell.get("ours"))
+        low, high = _around(ours, finite(cell.get("ours_deviation")))
+        other_low, other_high = _around(value, finite(cell.get("deviation")))
+        rows.append(
+            Row(
+                label=entry.name,
+                series=entry.series,
+                value=ours,
+                low=low,
+                high=high,
+                other=value,
+                other_low=other_low,
+                other_high=other_high,
+                note=f"{number(ours, 2)} / {number(value, 2)}",
+            )
+        )
+    return dots(
+        rows,
+        title="Ours and published",
+        axis=Axis(label=f"test {metric}, %"),
+        note="Filled, and the first figure: ours. Hollow, and the second: published. Bars: ± one standard deviation.",
+    )
+
+
+def _around(value: float | None, spread: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if value is None or spread is None else (value - spread, value + spread)
+
+
+def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool) -> str:
+    """One published column. headed: there are others."""
+    rows = []
+    for entry, cell in found:
+        ours, difference = finite(cell.get("ours")), finite(cell.get("difference"))
+        rows.append(
+            [
+                Cell(f"{key(entry.series)}{escape(entry.name)}", entry.name),
+                Cell(_spread(finite(cell["published"]), finite(cell.get("deviation"))), finite(cell["published"])),
+                Cell(_spread(ours, finite(cell.get("ours_deviation"))), ours),
+                Cell("–" if difference is None else signed(difference), difference),
+            ]
+        )
+    columns = [
+        Column("recipe"),
+        Column("published", numeric=True),
+        Column("ours", numeric=True),
+        Column("ours − published", numeric=True),
+    ]
+    first = found[0][1]
+    condition = f" Ours: {first['condition']}." if first.get("condition") else ""
+    sources = "; ".join(dict.fromkeys(str(cell.get("source") or "") for _, cell in found))
+    about = f"<p>{escape(f'Source: {sources}.' if sources else '')}{escape(condition)}</p>"
+    head = f"<h3>{escape(title)}</h3>" if headed else ""
+    return head + table(columns, rows, caption=f"Ours and published: {title}", sortable=True, sorted_by=1) + about
+
+
+def _spread(value: float | None, spread: float | None) -> str:
+    if value is None:
+        return "–"
+    return number(value, 2) if spread is None else f"{number(value, 2)} ± {number(spread, 2)}"
+
+
+def _notes(reference: Reference) -> str:
+    lines = "".join(f"<li>{escape(note)}</li>" for note in reference.get("notes") or ())
+    return f"<h3>Before figures are compared</h3><ul>{lines}</ul>" if lines else ""
+
+
+MARKS = {"as printed": "good", "other": "bad", "ours": ""}
+
+
+def _settings(reference: Reference) -> Section | None:
+    """Every setting: what is done here, what was printed, whether they agree."""
+    settings = reference.get("settings") or ()
+    if not settings:
+        return None
+    rows = [
+        [
+            Cell(escape(each["name"]), each["name"]),
+            Cell(escape(each["here"]), each["here"]),
+            Cell(escape(each.get("printed") or "not said"), each.get("printed") or None),
+            Cell(escape(STANDINGS.get(each["standing"], each["standing"])), each["standing"], MARKS.get(each["standing"], "")),
+        ]
+        for each in settings
+    ]
+    columns = [Column("setting"), Column("here"), Column("printed"), Column("standing")]
+    return Section(
+        heading="Settings beside those printed",
+        lead=str(reference.get("standing") or ""),
+        body=table(columns, rows, caption="Settings here and as printed", sortable=True),
+    )
+
+
+STANDINGS = {"as printed": "as printed", "other": "other than printed", "ours": "our choice"}
