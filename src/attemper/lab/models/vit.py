@@ -20,7 +20,7 @@ def vit(
     pool: Literal["token", "avg"] = "token",
     drop_path: float = 0.0,
 ) -> nn.Module:
-    """A pre-norm vision transformer with a class token and learnt positions, unless asked without any dropout of its own.
+    """A pre-norm vision transformer with a class token and learnt positions, by default without any dropout of its own.
 
     mlp: width of the MLP's hidden layer.
     patch: side of a patch in pixels; None: whatever gives about 8 × 8 patches.

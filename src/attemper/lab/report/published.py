@@ -130,15 +130,7 @@ def _settings(reference: Reference) -> Section | None:
     settings = reference.get("settings") or ()
     if not settings:
         return None
-    rows = [
-        [
-            Cell(escape(each["name"]), each["name"]),
-            Cell(escape(each["here"]), each["here"]),
-            Cell(escape(each.get("printed") or "not said"), each.get("printed") or None),
-            Cell(escape(STANDINGS.get(each["standing"], each["standing"])), each["standing"], MARKS.get(each["standing"], "")),
-        ]
-        for each in settings
-    ]
+    rows = [_setting(each) for each in settings]
     columns = [Column("setting"), Column("here"), Column("printed"), Column("standing")]
     return Section(
         heading="Settings beside those printed",
@@ -148,3 +140,13 @@ def _settings(reference: Reference) -> Section | None:
 
 
 STANDINGS = {"as printed": "as printed", "other": "other than printed", "ours": "our choice"}
+
+
+def _setting(each: Found) -> list[Cell]:
+    printed, standing = each.get("printed") or None, str(each["standing"])
+    return [
+        Cell(escape(each["name"]), each["name"]),
+        Cell(escape(each["here"]), each["here"]),
+        Cell(escape(printed or "not said"), printed),
+        Cell(escape(STANDINGS.get(standing, standing)), standing, MARKS.get(standing, "")),
+    ]

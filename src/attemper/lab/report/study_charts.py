@@ -8,7 +8,6 @@ from typing import Any
 from attemper.lab.report.charts import Curve, Point, Row, dots, legend, lines, scatter
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
-from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, signed
 

@@ -34,7 +34,8 @@ def beside_lines(summary: Summary) -> list[str]:
 def _spread(value: float | None, deviation: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+    text = f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+    return text.replace("-", "−")
 
 
 def _signed(value: float | None) -> str:

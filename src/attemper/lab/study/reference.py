@@ -1,4 +1,4 @@
-"""What a plan is compared with: published figures by column, their settings beside ours, and ours read from a summary."""
+"""What a plan is compared with: published figures by column, their settings, and ours as a summary has them."""
 
 from __future__ import annotations
 
@@ -103,9 +103,44 @@ def _setting(given: Any) -> Setting:
     texts = [given.get(name, "") for name in ("name", "here", "printed")] if fits else [None]
     if not all(isinstance(text, str) for text in texts) or not isinstance(given.get("agrees", False), bool):
         raise PlanError(
-            f"reference: {shown(given)} is no setting; it has name, here, printed and agrees.", ("reference", "settings")
+            f"reference: {shown(given)} is no setting; it has name, here, printed and agrees.",
+            ("reference", "settings"),
         )
     return Setting(**given)
+
+
+BASE = re.compile(r"[^(]*")
+
+
+def with_changes(plan: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """A published table's plan with another task, model, number of seeds or of epochs, and its settings told anew.
+
+    A part of the same data is still the published task; other data are another one, and no difference is taken.
+    """
+    changed = {**plan, "budget": dict(plan["budget"])}
+    for name, value in said.items():
+        (changed["budget"] if name == "epochs" else changed)[name] = value
+    reference = dict(plan["reference"])
+    settings = {each["name"]: each for each in reference["settings"]}
+    for name, value in said.items():
+        before = settings[name]
+        settings[name] = {
+            **before,
+            "here": str(value),
+            "agrees": before.get("agrees", False) and before["here"] == str(value),
+        }
+    reference["settings"] = list(settings.values())
+    if "task" in said and _base(said["task"]) != _base(plan["task"]) and not reference.get("another_task"):
+        reference["another_task"] = settings["task"].get("printed") or str(plan["task"])
+    if said.keys() & {"task", "model"}:
+        changed.pop("title", None)
+    return {**changed, "reference": reference}
+
+
+def _base(task: str) -> str:
+    """A task without its options."""
+    found = BASE.match(task)
+    return found[0].strip() if found else task
 
 
 # ------------------------------------------------------------------------------------------------- ours, by column

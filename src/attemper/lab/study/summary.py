@@ -149,8 +149,7 @@ def _details(runs: list[Result]) -> dict[str, Any] | None:
 
 def _published(plan: Plan, entry: Entry) -> dict[str, Any] | None:
     rows = [row for row in plan.published if row.name == entry.name and not row.metric]
-    found = None if not rows else {"value": rows[0].value, "deviation": rows[0].deviation, "source": rows[0].source}
-    return found
+    return {"value": rows[0].value, "deviation": rows[0].deviation, "source": rows[0].source} if rows else None
 
 
 def _put_beside(rows: list[dict[str, Any]], plan: Plan) -> None:

@@ -13,7 +13,7 @@ from attemper.lab.study.published import (
 )
 from attemper.lab.study.published.table import SCALES, Column, Row, Size, Stated, Table
 
-__all__ = ["SCALES", "Column", "Row", "Size", "Stated", "Table", "catalogue", "find_table"]
+__all__ = ["SCALES", "Column", "Row", "Size", "Stated", "Table", "catalogue", "find_table", "tables_of"]
 
 
 def catalogue() -> list[Table]:
@@ -26,6 +26,24 @@ def catalogue() -> list[Table]:
     return [table for module in modules for table in module.TABLES]
 
 
+def tables_of(paper: str | None = None) -> list[Table]:
+    """The tables of a paper, by a part of its name or of a table's key; all of them without one.
+
+    >>> {table.paper for table in tables_of("dropkey")}
+    {'DropKey'}
+    """
+    found = catalogue()
+    if paper is None:
+        return found
+    papers = list(dict.fromkeys(table.paper for table in found))
+    wanted = [table for table in found if paper.lower() in table.paper.lower()]
+    wanted = wanted or [table for table in found if table.key.startswith(paper.lower())]
+    if not wanted:
+        near = suggestion(paper, papers)
+        raise ParameterError(f"There is no table of a paper '{paper}'.{near} There are: {', '.join(papers)}.")
+    return wanted
+
+
 def find_table(key: str) -> Table:
     """The table of this key.
 
@@ -33,6 +51,10 @@ def find_table(key: str) -> Table:
     'none'
     """
     tables = {table.key: table for table in catalogue()}
-    if key not in tables:
-        raise ParameterError(f"There is no table '{key}'.{suggestion(key, tables)} There are: {', '.join(tables)}.")
-    return tables[key]
+    if key in tables:
+        return tables[key]
+    near = suggestion(key, tables)
+    beginning = [name for name in tables if name.startswith(key.lower())] if key else []
+    if not near and beginning:
+        near = f" Those that begin so: {', '.join(beginning)}."
+    raise ParameterError(f"There is no table '{key}'.{near} There are: {', '.join(tables)}.")

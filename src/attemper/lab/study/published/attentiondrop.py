@@ -100,8 +100,8 @@ OVERHEAD = Table(
     title="AttentionDrop's cost, and the variance of gradients",
     printed=("attentiondrop/overhead",),
     waits_for=(
-        "it is no study. 'attemper bench step --methods hardmask blur \"blur + consistency\"' measures time and memory, "
-        "'attemper experiment gradient-variance' the variance"
+        "it is no study. 'attemper bench step' measures time and memory of hardmask, blur and consistency, 'attemper "
+        "experiment gradient-variance' the variance"
     ),
 )
 

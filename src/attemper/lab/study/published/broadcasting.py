@@ -21,8 +21,10 @@ from attemper.lab.study.published.setups import (
 )
 from attemper.lab.study.published.table import Column, Row, Size, Stated, Table, added, rows_of
 
-SEEDS = "How many runs stand behind a figure is not said; here 3 seeds at full scale, and 2 % of the training set chooses "
-CHOICES = f"{SEEDS}the epoch."
+CHOICES = (
+    "How many runs stand behind a figure is not said; here 3 seeds at full scale, and 2 % of the training set chooses "
+    "the epoch."
+)
 SAYS = "The supplement names DeiT's training, mixup, cutmix and random erasing; DeiT's paper gives their strengths."
 STAND_IN = "Small scale puts CIFAR-100 in the place of ImageNet: its figures cannot be compared."
 TOP5 = Column(title="Acc@5, %", metric="top-5", condition="top-5 accuracy on the test set")
@@ -129,9 +131,7 @@ def _robust_rows() -> tuple[Row, ...]:
     )
     gains = {row.name: row.cells for row in text}
     accuracy = {row.name: row.cells for row in _distilled("small", "S").rows}
-    return tuple(
-        replace(row, cells=(accuracy[row.name][0], *row.cells, *gains.get(row.name, ()))) for row in found
-    )
+    return tuple(replace(row, cells=(accuracy[row.name][0], *row.cells, *gains.get(row.name, ()))) for row in found)
 
 
 def _robustness() -> Table:
@@ -183,7 +183,8 @@ PVT = "hf:pvt(depths=[3,4,6,3], drop_path_rate=0.1)"
 SWIN = "timm:swin_tiny_patch4_window7_224(drop_path_rate=0.2)"
 SMALL_PVT = "hf:pvt(depths=[1,1,1,1], hidden_sizes=[8,8,16,16], num_attention_heads=[1,1,2,2])"
 SMALL_PVTV2 = "timm:pvt_v2_b0(depths=[1,1,1,1], embed_dims=[8,8,16,16], num_heads=[1,1,2,2])"
-SMALL_SWIN = "timm:swin_tiny_patch4_window7_224(depths=[1,1], embed_dim=16, num_heads=[2,2], patch_size=1, window_size=2)"
+NARROW = "depths=[1,1], embed_dim=16, num_heads=[2,2], patch_size=1, window_size=2"
+SMALL_SWIN = f"timm:swin_tiny_patch4_window7_224({NARROW})"
 SMALL_LOCAL = "localvit(depth=2, heads=4, mlp=64, patch=2, width=32)"
 ILLEGIBLE = "In our copy figures of this row ran into another one, and stay blank."
 
@@ -191,7 +192,7 @@ ILLEGIBLE = "In our copy figures of this row ran into another one, and stay blan
 CIFAR = Table(
     key="cb-cifar100",
     title="Context broadcasting on CIFAR-100",
-    printed=("cb/S4", "cb/setup"),
+    printed=("cb/S4", "cb/S4-text", "cb/setup"),
     caveats=(
         "The paper trains ViT-S from scratch and gives nothing else about this table. The set-up is DeiT's, which its "
         "section 1.3 names for all of its training; images stay 32 × 32, in patches of 4.",
@@ -237,16 +238,14 @@ def _placed(key: str, table: str, what: str, option: str, places: dict[str, str]
         for printed, place in places.items():
             rows[f"+ {label} {printed}"] = (f"{variant}, {place}", f"cb({variant}, {option}={place})")
     tiny = smoke(ON_IMAGENET, evaluate=("calibration",))
-    sizes = imagenet_sizes(
-        _vit("small", 0.1), "vit-small(drop_path=0.1)", smoke_size=tiny, evaluate=("calibration",)
-    )
+    sizes = imagenet_sizes(_vit("small", 0.1), "vit-small(drop_path=0.1)", smoke_size=tiny, evaluate=("calibration",))
     found = rows_of(table, PLACED, rows)
     # The first row prints what all FLOPs are, the others what they add: only these stand beside ours.
     first = replace(found[0], cells=found[0].cells[:2])
     return Table(
         key=f"cb-{key}",
         title=f"Context broadcasting by {what}, ViT-S on ImageNet",
-        printed=(table, "cb/setup"),
+        printed=(table, "cb/S6-text", "cb/setup"),
         caveats=(
             SAYS,
             CHOICES,

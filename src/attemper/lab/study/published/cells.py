@@ -58,7 +58,9 @@ def parse_cell(text: str) -> Cell:
         return Cell(text)
     found = CELL.fullmatch(text)
     if found is None:
-        raise DataError(f"A cell is {quoted(text)}; it must be such as '85.24 ± 0.75', '80.5', '+0.9', '≈ 92', '–', ''.")
+        raise DataError(
+            f"A cell is {quoted(text)}; it must be such as '85.24 ± 0.75', '80.5', '+0.9', '≈ 92', '–', ''."
+        )
     deviation = found["deviation"]
     return Cell(text, float(found["value"]), None if deviation is None else float(deviation))
 

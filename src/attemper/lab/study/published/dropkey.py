@@ -63,6 +63,7 @@ def _forms(task: str) -> Table:
         key=f"dropkey-{task}",
         title=f"DropKey against dropout on {label(task)}, and its other forms",
         origin="DropKey, CVPR 2023, figure 3",
+        printed=("dropkey/setup",),
         caveats=(
             "Figure 3 compares dropout with DropKey on CIFAR-10 and CIFAR-100; our copy of the project page has the "
             "picture's caption alone, so that every cell is blank.",
@@ -100,7 +101,7 @@ def _schedules(task: str) -> Table:
     return Table(
         key=f"dropkey-schedules-{task}",
         title=f"DropKey's schedules on {label(task)}",
-        printed=("dropkey/schedules",),
+        printed=("dropkey/schedules", "dropkey/setup"),
         caveats=(
             NOTES,
             "The figures are T2T-ViT-19's, most likely fine-tuned from ImageNet. A ViT-S for small images, trained "

@@ -5,7 +5,7 @@ Vidhi Agrawal, Illia Oleksiienko, Alexandros Iosifidis. Read whole.
 
 from typing import Any
 
-from attemper.lab.study.published.setups import is_on
+from attemper.lab.study.published.setups import FEW, is_on
 from attemper.lab.study.published.table import Column, Row, Size, Stated, Table, rows_of
 
 STRENGTHS = ("1e-3", "5e-3", "1e-4", "5e-4")
@@ -52,10 +52,10 @@ CHOICE = (
 )
 
 SMOKE = Size(
-    task="digits",
+    task=FEW,
     model="vit-digits",
     seeds=2,
-    epochs=3,
+    epochs=2,
     lr=(3e-3,),
     strengths=("5e-4",),
     budget={"batch_size": 64, "warmup_epochs": 0.5},
@@ -108,12 +108,10 @@ def _main(column: str) -> Table:
     return Table(
         key=f"explicit-{column}",
         title=f"Explicit dropout on {name}",
-        printed=(f"explicit/{column}", "explicit/setup"),
+        printed=(f"explicit/{column}", f"explicit/{column}-text", "explicit/setup"),
         caveats=(*SETTING, *CHOICE),
         rows=main_rows(column),
-        sizes=sizes(
-            smoke_for(name), column, "vit-cifar", (40, 200), 1e-3, {**LIKELY, "precision": "bfloat16"}, LIKELY
-        ),
+        sizes=sizes(smoke_for(name), column, "vit-cifar", (40, 200), 1e-3, {**LIKELY, "precision": "bfloat16"}, LIKELY),
         stated=said((name, column), VIT),
     )
 
@@ -122,17 +120,14 @@ def _ablation(at: int) -> Table:
     """One column of the ablation: a plan has one learning rate for what it compares cell by cell."""
     rate, small = STRENGTHS[at], {**LIKELY, "precision": "bfloat16"}
     cells = {
-        f"{part} {strength}": (
-            f"{part} {strength}",
-            f"explicit({part.lower()}={strength}, ff={strength}, {PENALTY})",
-        )
+        f"{part} {strength}": (f"{part} {strength}", f"explicit({part.lower()}={strength}, ff={strength}, {PENALTY})")
         for part in ("K", "Q", "V", "AV")
         for strength in STRENGTHS
     }
     return Table(
         key=f"explicit-ablation-{rate}",
         title=f"Explicit dropout on CIFAR-10, strengths at learning rate {rate}",
-        printed=("explicit/cifar10-ablation", "explicit/setup"),
+        printed=("explicit/cifar10-ablation", "explicit/cifar10-ablation-text", "explicit/setup"),
         caveats=(
             *SETTING,
             "Explicit dropout on the feed-forward layers with the same λ: presumably, the paper does not say.",

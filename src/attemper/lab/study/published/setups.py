@@ -45,7 +45,7 @@ def deit_says(epochs: int = 300, warmup: float = 5.0) -> tuple[Stated, ...]:
 
     return (
         Stated(name="epochs", printed=str(epochs) if epochs != 300 else "DeiT's: 300", value=epochs),
-        named("lr", [DEIT_LR], "5e-4 for every 512 images, at 1,024 images 1e-3"),
+        Stated(name="lr", printed="DeiT's: 5e-4 for every 512 images", value=[DEIT_LR], also=([SHORT_LR],)),
         named("batch_size", 1024, "1,024"),
         named("min_lr", 1e-5, "1e-5"),
         Stated(name="warmup_epochs", printed=f"{warmup:g}", value=warmup),
@@ -92,14 +92,16 @@ DEIT_OURS = (
 )
 
 # ------------------------------------------------------------------------------------------------------------- smoke
+FEW = "digits(test=200, train=500)"
+"""As many as show that a plan runs: a smoke run has up to 26 runs, and they should take a minute."""
 DIGITS = Size(
-    task="digits", model="vit-digits", seeds=2, epochs=3, lr=(3e-3,), budget={"batch_size": 64, "warmup_epochs": 0.5}
+    task=FEW, model="vit-digits", seeds=2, epochs=2, lr=(3e-3,), budget={"batch_size": 64, "warmup_epochs": 0.5}
 )
 NOISE = "noise(size=32, classes=4, train=128, test=32)"
 """For networks that 8 × 8 digits are too small for; nothing can be learnt from it."""
 
 
-def smoke(stands_for: str, model: str = "vit-digits", task: str = "digits", **more: Any) -> Size:
+def smoke(stands_for: str, model: str = "vit-digits", task: str = FEW, **more: Any) -> Size:
     """A run that only shows that everything runs."""
     return Size(**{**vars(DIGITS), "task": task, "model": model, "stands_for": stands_for, **more})
 

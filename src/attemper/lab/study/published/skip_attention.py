@@ -47,6 +47,7 @@ def _says(name: str, model: str) -> tuple[Stated, ...]:
     return is_on((ON_IMAGENET, IMAGENET), (name, model))
 
 
+SMALL_B = "timm:vit_base_patch16_224(depth=3, embed_dim=32, num_heads=4, patch_size=2)"
 VIT_B = "timm:vit_base_patch16_224(drop_path_rate=0.1)"
 
 
@@ -83,7 +84,7 @@ def _epsilons() -> Table:
         rows=(*found, TOKENS, added("svd on tokens", "graying(svd, eps=0.7, where=tokens)")),
         sizes=imagenet_sizes(
             VIT_B, "vit-small(drop_path=0.1)",
-            smoke_size=smoke(ON_IMAGENET, "timm:vit_base_patch16_224(depth=3, embed_dim=32, num_heads=4, patch_size=2)"),
+            smoke_size=smoke(ON_IMAGENET, SMALL_B),
         ),
         stated=_says("ViT-B", VIT_B),
     )  # fmt: skip
@@ -149,7 +150,9 @@ def _without(key: str, title: str, model: str, tiny: str, skip: bool, caveat: st
     )
 
 
-def _pair(name: str, title: str, bare: str, tiny: str, tiny_bare: str, caveat: str, printed: bool) -> tuple[Table, Table]:
+def _pair(
+    name: str, title: str, bare: str, tiny: str, tiny_bare: str, caveat: str, printed: bool
+) -> tuple[Table, Table]:
     without = f"{name}({bare})"
     return (
         _without(f"skipless-{name}", f"A {title} with its skip connections on CIFAR-10", name, tiny, True, caveat,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.study.published.cells import Cell, Printed, read_printed
+from attemper.lab.training.spec import Budget
 
 SCALES = {
     "smoke": "embedded data and a small model, a minute on a CPU: shows that everything runs, and nothing else",
@@ -78,6 +79,8 @@ class Stated:
     printed: str
     value: Any = None
     """What a plan that agrees has there."""
+    also: tuple[Any, ...] = ()
+    """Other values that agree, as a rule may have them."""
     here: str = "as printed"
     """Of a setting that is no field: what is done here."""
     agrees: bool = True
@@ -114,7 +117,7 @@ class Table:
     printed: tuple[str, ...] = ()
     """Tables of `attemper.lab.study.published.cells` with its cells; the first is its source."""
     origin: str = ""
-    """The source of a table of which we have no figures."""
+    """The source of a table that we have no figures of; what is printed then are other facts."""
     caveats: tuple[str, ...] = ()
     columns: tuple[Column, ...] = (Column(title="accuracy, %"),)
     rows: tuple[Row, ...] = ()
@@ -132,16 +135,16 @@ class Table:
     @property
     def source(self) -> str:
         """Paper and table in a line; † marks figures from third-party notes."""
-        return self.figures[0].source if self.printed else self.origin
+        return self.origin or self.figures[0].source
 
     @property
     def paper(self) -> str:
-        return self.figures[0].paper.short if self.printed else self.origin.partition(",")[0]
+        return self.origin.partition(",")[0] or self.figures[0].paper.short
 
     @property
     def where(self) -> str:
         """Page or section."""
-        return self.figures[0].where if self.printed else ""
+        return "" if self.origin else self.figures[0].where
 
     @property
     def can_run(self) -> bool:
@@ -190,6 +193,8 @@ class Table:
         here |= {"λ": list(size.strengths)} if size.strengths else {}
         here |= size.budget
         stated = {each.name: each for each in self.stated}
+        usual = asdict(Budget())
+        here |= {name: usual[name] for name in stated if name in usual and name not in here}
         rows = [_setting(name, value, stated.pop(name, None)) for name, value in here.items()]
         return rows + [_word(each, scale) for each in stated.values()]
 
@@ -224,9 +229,11 @@ class Table:
 
 
 def _setting(name: str, value: Any, stated: Stated | None) -> dict[str, Any]:
-    here = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    here = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
     found: dict[str, Any] = {"name": name.replace("_", " "), "here": here}
-    return found if stated is None else {**found, "printed": stated.printed, "agrees": stated.value == value}
+    if stated is None:
+        return found
+    return {**found, "printed": stated.printed, "agrees": value in (stated.value, *stated.also)}
 
 
 def _word(stated: Stated, scale: str) -> dict[str, Any]:
