@@ -53,8 +53,6 @@ def find_table(key: str) -> Table:
     tables = {table.key: table for table in catalogue()}
     if key in tables:
         return tables[key]
-    near = suggestion(key, tables)
-    beginning = [name for name in tables if name.startswith(key.lower())] if key else []
-    if not near and beginning:
-        near = f" Those that begin so: {', '.join(beginning)}."
-    raise ParameterError(f"There is no table '{key}'.{near} There are: {', '.join(tables)}.")
+    if key and (beginning := [name for name in tables if name.startswith(key.lower())]):
+        raise ParameterError(f"There is no table '{key}'. Those that begin so: {', '.join(beginning)}.")
+    raise ParameterError(f"There is no table '{key}'.{suggestion(key, tables)} There are: {', '.join(tables)}.")

@@ -18,13 +18,12 @@ from attemper.lab.study.estimate import estimate
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.probing import Measured, Probe, Sizes
 from attemper.lab.study.published.table import Size, Table
+from attemper.lab.training.data import MEASURED
 
 FORWARD_SHARE = 1 / 3
 """Of a training step, by operations: the backward pass has twice as many as the forward pass."""
 SAME = 0.001
 """Models whose operations differ by less are one: only the last layer has other classes."""
-MEASURED = 20_000
-"""Training images on which a run measures its gap, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,10 +50,8 @@ def _imagenet(key: str, name: str, p: float, model: str, small: str, tiny: Size)
 
 
 SMALL_T2T = smoke(ON_IMAGENET, "t2t-vit(depth=3, heads=4, mlp=64, width=32)")
-SMALL_VOLO = smoke(
-    ON_IMAGENET, "timm:volo_d1_224(embed_dims=[32,32,32,32], layers=[1,1,1,1], num_heads=[2,2,2,2], patch_size=4)",
-    NOISE, seeds=1,
-)  # fmt: skip
+SMALL_VOLO = smoke(ON_IMAGENET, "timm:volo_d1_224(patch_size=4)", NOISE, seeds=1)
+"""As it is: timm's VOLO has no options for its width and depth."""
 SMALL_DEIT = smoke(ON_IMAGENET, "timm:deit_base_patch16_224(depth=3, embed_dim=32, num_heads=4, patch_size=2)")
 
 
