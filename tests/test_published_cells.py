@@ -28,7 +28,11 @@ def printed(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         signs = {'"': '\\"', "\\": "\\\\"}
-        return '"' + "".join(signs.get(c, c if ord(c) >= 32 and ord(c) != 127 else f"\\u{ord(c):04x}") for c in value) + '"'
+        return (
+            '"'
+            + "".join(signs.get(c, c if ord(c) >= 32 and ord(c) != 127 else f"\\u{ord(c):04x}") for c in value)
+            + '"'
+        )
     if isinstance(value, list):
         return f"[{', '.join(map(printed, value))}]"
     if isinstance(value, dict):
@@ -142,7 +146,11 @@ cells = st.sampled_from(["", "–", "80.5", "+0.9", "≈ 92", "85.24 ± 0.75"])
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=8)
 
 
-@given(st.lists(names, min_size=1, max_size=3, unique=True), st.lists(names, min_size=1, max_size=3, unique=True), st.data())
+@given(
+    st.lists(names, min_size=1, max_size=3, unique=True),
+    st.lists(names, min_size=1, max_size=3, unique=True),
+    st.data(),
+)
 def test_what_is_written_is_read(columns: list[str], rows: list[str], data: st.DataObject) -> None:
     grid = {row: [data.draw(cells) for _ in columns] for row in rows}
     [table] = parse_source("x", source({**TABLE, "columns": columns, "rows": grid})).values()
