@@ -199,7 +199,7 @@ def test_figures_and_probes_are_in_the_package() -> None:
     assert '"attemper.lab.study.published" = ["data/*.toml", "data/*.json"]' in text
 
 
-# ------------------------------------------------------------------------------------------------------- ours, by column
+# ------------------------------------------------------------------------------------------------------ ours, by column
 ROW: dict[str, Any] = {
     "name": "cb",
     "mean": 0.8,
