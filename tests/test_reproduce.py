@@ -340,7 +340,8 @@ def test_a_changed_plan_tells_its_settings_anew() -> None:
     assert settings["task"]["here"] == "cifar100(train=500)"
     assert not settings["task"]["agrees"]
     assert "another_task" not in part["reference"], "a part of the same data"
-    assert part["budget"]["epochs"] == 3
+    assert (part["budget"]["epochs"], part["budget"]["warmup_epochs"]) == (3, 0.6), "no longer than the training"
+    assert settings["warmup epochs"]["here"] == "0.6"
     other = with_changes(plan, {"task": "digits"})
     assert other["reference"]["another_task"] == "CIFAR-100"
     assert plan["budget"]["epochs"] == 300, "the table's own plan stays"

@@ -110,6 +110,8 @@ def _setting(given: Any) -> Setting:
 
 
 BASE = re.compile(r"[^(]*")
+WARM_UP = 5
+"""A warm-up takes at most the epochs divided by it, where somebody changes the epochs; and is so long if unsaid."""
 
 
 def with_changes(plan: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,17 +120,16 @@ def with_changes(plan: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, 
     A part of the same data is still the published task; other data are another one, and no difference is taken.
     """
     changed = {**plan, "budget": dict(plan["budget"])}
+    if "epochs" in said and changed["budget"].get("warmup_epochs", WARM_UP) > said["epochs"] / WARM_UP:
+        said = {**said, "warmup_epochs": said["epochs"] / WARM_UP}
     for name, value in said.items():
-        (changed["budget"] if name == "epochs" else changed)[name] = value
+        (changed["budget"] if name.endswith("epochs") else changed)[name] = value
     reference = dict(plan["reference"])
     settings = {each["name"]: each for each in reference["settings"]}
     for name, value in said.items():
-        before = settings[name]
-        settings[name] = {
-            **before,
-            "here": str(value),
-            "agrees": before.get("agrees", False) and before["here"] == str(value),
-        }
+        shown_as, here = name.replace("_", " "), str(value)
+        before = settings.get(shown_as, {"name": shown_as, "here": ""})
+        settings[shown_as] = {**before, "here": here, "agrees": before.get("agrees", False) and before["here"] == here}
     reference["settings"] = list(settings.values())
     if "task" in said and _base(said["task"]) != _base(plan["task"]) and not reference.get("another_task"):
         reference["another_task"] = settings["task"].get("printed") or str(plan["task"])
