@@ -37,7 +37,7 @@ def _cells(entry: Entry) -> list[Found]:
 
 def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Section | None:
     by_column: dict[str, list[tuple[Entry, Found]]] = {}
-    for entry in ranked:
+    for entry in sorted(ranked, key=lambda entry: entry.series):  # as the publication has them
         for cell in _cells(entry):
             by_column.setdefault(str(cell.get("column") or ""), []).append((entry, cell))
     if not by_column:
@@ -48,7 +48,7 @@ def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Sect
     body += f"<p>{escape(reference['standing'])}</p>" if reference.get("standing") else ""
     for title, found in ordered:
         name = title or f"test {metric}, %"
-        body += ("" if title or apart else _chart(found, metric)) + _table(found, name, len(ordered) > 1)
+        body += ("" if title or apart else _chart(found, metric)) + _table(found, name, len(ordered) > 1, not apart)
     return Section(heading="Published figures", lead=LEAD, body=body + _notes(reference))
 
 
@@ -84,8 +84,8 @@ def _around(value: float | None, spread: float | None) -> tuple[float | None, fl
     return (None, None) if value is None or spread is None else (value - spread, value + spread)
 
 
-def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool) -> str:
-    """One published column. headed: there are others."""
+def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool, compared: bool) -> str:
+    """One published column. headed: there are others. compared: it is the published task, so that differences count."""
     rows = []
     for entry, cell in found:
         ours, difference = finite(cell.get("ours")), finite(cell.get("difference"))
@@ -95,26 +95,26 @@ def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool) -> st
                 Cell(_spread(finite(cell["published"]), finite(cell.get("deviation"))), finite(cell["published"])),
                 Cell(_spread(ours, finite(cell.get("ours_deviation"))), ours),
                 Cell("–" if difference is None else signed(difference), difference),
-            ]
+            ][: 4 if compared else 3]
         )
     columns = [
         Column("recipe"),
         Column("published", numeric=True),
         Column("ours", numeric=True),
-        Column("ours − published", numeric=True),
-    ]
+        Column("diff.", numeric=True, hint="ours less what was published"),
+    ][: 4 if compared else 3]
     first = found[0][1]
     condition = f" Ours: {first['condition']}." if first.get("condition") else ""
     sources = "; ".join(dict.fromkeys(str(cell.get("source") or "") for _, cell in found))
     about = f"<p>{escape(f'Source: {sources}.' if sources else '')}{escape(condition)}</p>"
     head = f"<h3>{escape(title)}</h3>" if headed else ""
-    return head + table(columns, rows, caption=f"Ours and published: {title}", sortable=True, sorted_by=1) + about
+    return head + about + table(columns, rows, caption=f"Ours and published: {title}", sortable=True)
 
 
 def _spread(value: float | None, spread: float | None) -> str:
     if value is None:
         return "–"
-    return number(value, 2) if spread is None else f"{number(value, 2)} ± {number(spread, 2)}"
+    return number(value, 2) if spread is None else f"{number(value, 2)}<small>± {number(spread, 2)}</small>"
 
 
 def _notes(reference: Reference) -> str:
@@ -131,7 +131,7 @@ def _settings(reference: Reference) -> Section | None:
     if not settings:
         return None
     rows = [_setting(each) for each in settings]
-    columns = [Column("setting"), Column("here"), Column("printed"), Column("standing")]
+    columns = [Column("setting"), Column("standing"), Column("here"), Column("printed")]
     return Section(
         heading="Settings beside those printed",
         lead=str(reference.get("standing") or ""),
@@ -146,7 +146,7 @@ def _setting(each: Found) -> list[Cell]:
     printed, standing = each.get("printed") or None, str(each["standing"])
     return [
         Cell(escape(each["name"]), each["name"]),
+        Cell(escape(STANDINGS.get(standing, standing)), standing, MARKS.get(standing, "")),
         Cell(escape(each["here"]), each["here"]),
         Cell(escape(printed or "not said"), printed),
-        Cell(escape(STANDINGS.get(standing, standing)), standing, MARKS.get(standing, "")),
     ]
