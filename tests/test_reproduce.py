@@ -396,6 +396,16 @@ def test_on_another_task_the_page_says_so_and_takes_no_difference() -> None:
     assert not re.search(r"[+−]\d+\.\d+</td>", section)
 
 
+def test_a_table_without_figures_says_so_and_still_tells_its_settings() -> None:
+    given = summary(2)
+    given["reference"] = reproduced(summary(2))["reference"]
+    text = render(given)
+    assert "No figure was published for these rows" in text
+    assert "The text says something else." in text
+    assert 'id="settings-beside-those-printed"' in text
+    assert 'id="published-figures"' not in render(summary(2))
+
+
 def test_reproduce_runs_a_table_and_shows_published_figures_beside_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

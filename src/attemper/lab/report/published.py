@@ -12,6 +12,7 @@ from attemper.lab.report.scale import finite, number, signed
 
 Found = Mapping[str, Any]
 Reference = Mapping[str, Any]
+NOTHING = "No figure was published for these rows, or none can be read in our copy."
 LEAD = "Other people's results, from their own code and splits. They stand beside ours, never instead of them."
 
 
@@ -40,12 +41,13 @@ def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Sect
     for entry in sorted(ranked, key=lambda entry: entry.series):  # as the publication has them
         for cell in _cells(entry):
             by_column.setdefault(str(cell.get("column") or ""), []).append((entry, cell))
-    if not by_column:
+    if not by_column and not reference:
         return None
     ordered = sorted(by_column.items(), key=lambda item: item[0] != "")  # the task's own metric first, the others as is
-    apart = str(reference.get("apart") or "")
+    apart = str(reference.get("apart") or "") if by_column else ""
     body = f'<p class="notice">{escape(apart)}</p>' if apart else ""
     body += f"<p>{escape(reference['standing'])}</p>" if reference.get("standing") else ""
+    body += "" if by_column else f"<p>{escape(NOTHING)}</p>"
     for title, found in ordered:
         name = title or f"test {metric}, %"
         body += ("" if title or apart else _chart(found, metric)) + _table(found, name, len(ordered) > 1, not apart)
