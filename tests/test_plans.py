@@ -63,7 +63,7 @@ def test_the_distilled_plan_is_the_other_with_a_teacher_and_a_token_for_it() -> 
 
 
 def test_plans_of_context_broadcasting_train_as_its_supplement_says() -> None:
-    """No repeated augmentation for ViT-S, a warm-up of 10 for ViT-B, cb_s beside cb; no other plan has cb with repeats."""
+    """No repeated augmentation for ViT-S, a warm-up of 10 for ViT-B, cb_s beside cb; no other plan repeats with cb."""
     plain = load_plan(ROOT / "plans" / "deit-small.yaml")
     for name in ("deit-small-cb", "deit-small-distilled-cb"):
         plan = load_plan(ROOT / "plans" / f"{name}.yaml")
