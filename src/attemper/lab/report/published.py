@@ -50,7 +50,8 @@ def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Sect
     body += "" if by_column else f"<p>{escape(NOTHING)}</p>"
     for title, found in ordered:
         name = title or f"test {metric}, %"
-        body += ("" if title or apart else _chart(found, metric)) + _table(found, name, len(ordered) > 1, not apart)
+        body += f"<h3>{escape(name)}</h3>" if len(ordered) > 1 else ""
+        body += _about(found) + ("" if title or apart else _chart(found, metric)) + _table(found, name, not apart)
     return Section(heading="Published figures", lead=LEAD, body=body + _notes(reference))
 
 
@@ -86,8 +87,16 @@ def _around(value: float | None, spread: float | None) -> tuple[float | None, fl
     return (None, None) if value is None or spread is None else (value - spread, value + spread)
 
 
-def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool, compared: bool) -> str:
-    """One published column. headed: there are others. compared: it is the published task, so that differences count."""
+def _about(found: Sequence[tuple[Entry, Found]]) -> str:
+    """Where a column stands, and how ours is measured."""
+    first = found[0][1]
+    condition = f" Ours: {first['condition']}." if first.get("condition") else ""
+    sources = "; ".join(dict.fromkeys(str(cell.get("source") or "") for _, cell in found))
+    return f"<p>{escape(f'Source: {sources}.' if sources else '')}{escape(condition)}</p>"
+
+
+def _table(found: Sequence[tuple[Entry, Found]], title: str, compared: bool) -> str:
+    """One published column. compared: it is the published task, so that differences count."""
     rows = []
     for entry, cell in found:
         ours, difference = finite(cell.get("ours")), finite(cell.get("difference"))
@@ -101,16 +110,11 @@ def _table(found: Sequence[tuple[Entry, Found]], title: str, headed: bool, compa
         )
     columns = [
         Column("recipe"),
-        Column("published", numeric=True),
+        Column("theirs", numeric=True, hint="published"),
         Column("ours", numeric=True),
         Column("diff.", numeric=True, hint="ours less what was published"),
     ][: 4 if compared else 3]
-    first = found[0][1]
-    condition = f" Ours: {first['condition']}." if first.get("condition") else ""
-    sources = "; ".join(dict.fromkeys(str(cell.get("source") or "") for _, cell in found))
-    about = f"<p>{escape(f'Source: {sources}.' if sources else '')}{escape(condition)}</p>"
-    head = f"<h3>{escape(title)}</h3>" if headed else ""
-    return head + about + table(columns, rows, caption=f"Ours and published: {title}", sortable=True)
+    return table(columns, rows, caption=f"Ours and published: {title}", sortable=True)
 
 
 def _spread(value: float | None, spread: float | None) -> str:

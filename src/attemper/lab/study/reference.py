@@ -133,8 +133,8 @@ def with_changes(plan: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, 
     reference["settings"] = list(settings.values())
     if "task" in said and _base(said["task"]) != _base(plan["task"]) and not reference.get("another_task"):
         reference["another_task"] = settings["task"].get("printed") or str(plan["task"])
-    if said.keys() & {"task", "model"}:
-        changed.pop("title", None)
+    if "task" in said:
+        changed["title"] = f"{str(plan['title']).partition(': ')[0]}: on {said['task']}"
     return {**changed, "reference": reference}
 
 
