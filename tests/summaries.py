@@ -133,6 +133,33 @@ def published_beside(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def reproduced(given: dict[str, Any], *, another: bool = False) -> dict[str, Any]:
+    """A study of a published table: two columns, settings of all three standings, a note."""
+    for at, recipe in enumerate(published_beside(given)["recipes"]):
+        shared = {"condition": "", "deviation": 0.75, "unit": "%", "source": "Explicit dropout, table 1"}
+        ours = 100 * recipe["mean"]
+        first = {"column": "", "metric": "", "published": 85.24 + at, "ours": ours, "ours_deviation": 0.4}
+        second = {"column": "FGSM, %", "metric": "FGSM 1/255", "published": 11.8, "ours": None, "ours_deviation": None}
+        told = {"condition": "one step of 1/255", "deviation": None, "source": "table S2"}
+        difference = None if another else ours - 85.24 - at
+        cells = [{**shared, **first, "difference": difference}, {**shared, **second, **told, "difference": None}]
+        recipe["beside"] = cells if at < 4 else []
+    given["reference"] = {
+        "table": "cb-robustness",
+        "source": "Explicit dropout, table 1",
+        "notes": ["The text says something else."],
+        "apart": "The figures were published for ImageNet-1K, and this ran on digits: no difference is taken."
+        * another,
+        "standing": "Settings: 1 as printed; 1 other than printed (epochs); 1 ours (seeds).",
+        "settings": [
+            {"name": "lr", "here": "0.001", "printed": "1e-3", "agrees": True, "standing": "as printed"},
+            {"name": "epochs", "here": "40", "printed": "200", "agrees": False, "standing": "other"},
+            {"name": "seeds", "here": "3", "printed": "", "agrees": False, "standing": "ours"},
+        ],
+    }
+    return given
+
+
 def unfinished() -> dict[str, Any]:
     given = summary(4, complete=False)
     given["recipes"][1].update(missing=3, test=[0.8, 0.82, None, None, None], difference=None, rank=None)
@@ -207,6 +234,14 @@ def poisoned() -> dict[str, Any]:
         recipe["published"] = {"value": 80.0, "deviation": None, "source": EVIL}
         recipe["rates"] = [{"method": EVIL, "block": 0, "rate": 0.1}, {"method": EVIL + "2", "block": 0, "rate": None}]
         recipe["configurations"][0]["recipe"] = EVIL
+        recipe["beside"] = [
+            {"column": EVIL, "published": 80.0, "ours": 1.0, "difference": 1.0, "condition": EVIL, "source": EVIL}
+        ]
+    given["reference"] = {
+        **dict.fromkeys(("table", "source", "apart", "standing"), EVIL),
+        "notes": [EVIL],
+        "settings": [{"name": EVIL, "here": EVIL, "printed": EVIL, "standing": EVIL}],
+    }
     for recipe in given["recipes"]:
         recipe["details"] = {"classes": [EVIL, EVIL + "2"], "confusion": [[3, 1], [0, 4]], "runs": 5}
     return given
@@ -214,6 +249,8 @@ def poisoned() -> dict[str, Any]:
 
 STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "usual": lambda: published_beside(summary()),
+    "reproduced": lambda: reproduced(summary()),
+    "reproduced on another task": lambda: reproduced(summary(), another=True),
     "unfinished": unfinished,
     "diverged": diverged,
     "one seed": lambda: summary(3, seeds=1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -159,3 +161,17 @@ def test_a_wrong_name_or_option_is_refused_with_what_would_be_right(text: str, m
 def test_every_own_model_is_listed_with_a_line_about_it() -> None:
     assert {*VITS, "convmixer", "resnet"} <= set(list_models())
     assert all(list_models().values())
+
+
+@pytest.mark.parametrize("name", VITS[1:])
+def test_drop_path_rises_over_the_blocks_and_is_none_unless_asked(name: str) -> None:
+    small = "width=8, depth=3, heads=2, mlp=8"
+
+    def rates(options: str) -> list[float]:
+        model: Any = build_model(f"{name}({small}{options})", DIGITS)
+        return [getattr(block.drop_path1, "drop_prob", 0.0) for block in model.blocks]
+
+    assert rates(", drop_path=0.2") == pytest.approx([0.0, 0.1, 0.2])
+    assert rates("") == [0.0] * 3
+    with pytest.raises(ParameterError, match="drop_path is 1"):
+        rates(", drop_path=1.0")

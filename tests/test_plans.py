@@ -62,6 +62,23 @@ def test_the_distilled_plan_is_the_other_with_a_teacher_and_a_token_for_it() -> 
     assert "distilled" in distilled.model
 
 
+def test_plans_of_context_broadcasting_train_as_its_supplement_says() -> None:
+    """No repeated augmentation for ViT-S, a warm-up of 10 for ViT-B, cb_s beside cb; no other plan repeats with cb."""
+    plain = load_plan(ROOT / "plans" / "deit-small.yaml")
+    for name in ("deit-small-cb", "deit-small-distilled-cb"):
+        plan = load_plan(ROOT / "plans" / f"{name}.yaml")
+        assert [entry.recipe for entry in plan.recipes] == ["none", "cb(cb)", "cb(cb_s)"]
+        assert plan.budget.repeats == 1
+        assert plan.lr[0] == pytest.approx(5e-4 * plan.budget.batch_size / 512)
+        teacher = {"teacher": plan.budget.teacher}
+        assert dataclasses.replace(plain.budget, batch_size=1024, repeats=1, **teacher) == plan.budget
+    base = load_plan(ROOT / "plans" / "deit-base-cb.yaml")
+    assert dataclasses.replace(plain.budget, warmup_epochs=10.0) == base.budget
+    assert (base.budget.repeats, base.model) == (3, "timm:vit_base_patch16_224(drop_path_rate=0.2)")
+    repeated = [load_plan(path) for path in PLANS if "-cb" not in path.stem]
+    assert not [plan.title for plan in repeated if plan.budget.repeats > 1 and "cb(cb)" in str(plan.recipes)]
+
+
 def test_the_planning_page_counts_batches_as_runs_do() -> None:
     plan = load_plan(ROOT / "plans" / "deit-small.yaml")
     task = open_task("noise(size=1, train=1281167, test=1)")

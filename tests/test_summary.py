@@ -150,7 +150,7 @@ def test_a_summary_is_plain_json_with_everything_the_report_needs(tmp_path: Path
     fields = "name recipe lr configurations seeds test validation train mean deviation difference rank diverged missing"
     assert set(row) == set(
         f"{fields} parameters flops cost decision sample chosen_epochs epochs curves probes rates "
-        "published versions".split()
+        "published beside versions".split()
     )
     assert row["difference"]["adjusted"] < 0.05
     assert row["rank"] == {"mean": 1.0, "low": 1.0, "high": 1.0}

@@ -43,6 +43,7 @@ def command_line(words: Sequence[str]) -> str:
 
 def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -> None:
     """The final table of a study, its verdict, and where the page is."""
+    from attemper.lab.study.beside_table import beside_lines, beside_table
     from attemper.lab.study.evaluations import evaluation_table
     from attemper.lab.study.live import summary_table
 
@@ -53,6 +54,10 @@ def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -
     if found := evaluation_table(summary):
         where.print()
         where.print(found)
+    if beside := beside_table(summary):
+        where.print()
+        where.print(beside)
+        say(where, *beside_lines(summary))
     say(where, "", summary["verdict"], *(f"note: {note}" for note in summary["notes"]))
     if report is not None:
         say(where, "", f"Report: {report}")

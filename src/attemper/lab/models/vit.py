@@ -18,18 +18,22 @@ def vit(
     mlp: int,
     patch: int | None = None,
     pool: Literal["token", "avg"] = "token",
+    drop_path: float = 0.0,
 ) -> nn.Module:
-    """A pre-norm vision transformer with a class token and learnt positions, without any dropout of its own.
+    """A pre-norm vision transformer with a class token and learnt positions, by default without any dropout of its own.
 
     mlp: width of the MLP's hidden layer.
     patch: side of a patch in pixels; None: whatever gives about 8 × 8 patches.
     pool: what is classified, the class token or the mean of the patches.
+    drop_path: the rate at which the last block's branches are left out in training; earlier blocks have less.
     """
     from timm.models.vision_transformer import VisionTransformer
 
     check_heads(width, heads)
     if pool not in ("token", "avg"):
         raise ParameterError(f"pool is {pool!r}; it must be 'token' or 'avg'.")
+    if not 0 <= drop_path < 1:
+        raise ParameterError(f"drop_path is {drop_path!r}; it must be at least 0 and below 1.")
     model: nn.Module = VisionTransformer(
         img_size=(shape.height, shape.width),
         patch_size=fitting_patch(shape, patch),
@@ -40,6 +44,7 @@ def vit(
         num_heads=heads,
         mlp_ratio=mlp / width,
         global_pool=pool,
+        drop_path_rate=drop_path,
     )
     return model
 

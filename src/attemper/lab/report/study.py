@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attemper.lab.report import confusion, evaluation, rate_charts
+from attemper.lab.report import confusion, evaluation, published, rate_charts
 from attemper.lab.report import probe_curves as probes
 from attemper.lab.report import study_charts as figures
 from attemper.lab.report import study_tables as tables
@@ -39,7 +39,7 @@ def render(
         evaluation.calibration(ranked),
         evaluation.robustness(ranked),
         figures.cost(ranked, metric),
-        figures.published(ranked, metric),
+        *published.sections(ranked, metric, summary.get("reference") or {}),
         rate_charts.rates(ranked),
         rate_charts.over_time(ranked),
         tables.configurations(ranked, metric),

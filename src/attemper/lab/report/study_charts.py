@@ -8,7 +8,6 @@ from typing import Any
 from attemper.lab.report.charts import Curve, Point, Row, dots, legend, lines, scatter
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
-from attemper.lab.report.markup import Cell, Column, escape, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, signed
 
@@ -243,57 +242,4 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
         heading="Cost",
         lead="Steps of all recipes were timed in turn, in one process. Up and to the left is better.",
         body=chart + legend([(point.label, point.series) for point in points]),
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- published
-def published(ranked: Sequence[Entry], metric: str) -> Section | None:
-    """Other people's figures beside ours."""
-    known = [entry for entry in ranked if finite(entry.published.get("value")) is not None]
-    if not known:
-        return None
-    rows, cells = [], []
-    for entry in known:
-        value, spread = finite(entry.published["value"]), finite(entry.published.get("deviation"))
-        assert value is not None
-        ours, own = entry.mean, entry.deviation
-        rows.append(
-            Row(
-                label=entry.name,
-                series=entry.series,
-                value=ours,
-                low=None if ours is None or own is None else ours - own,
-                high=None if ours is None or own is None else ours + own,
-                other=value,
-                other_low=None if spread is None else value - spread,
-                other_high=None if spread is None else value + spread,
-                note=f"{number(ours, 2)} / {number(value, 2)}",
-            )
-        )
-        cells.append(
-            [
-                Cell(escape(entry.name), entry.name),
-                Cell(_spread(ours, own), ours),
-                Cell(_spread(value, spread), value),
-                Cell("–" if ours is None else signed(ours - value), None if ours is None else ours - value),
-                Cell(escape(entry.published.get("source") or ""), str(entry.published.get("source") or "")),
-            ]
-        )
-    columns = [
-        Column("recipe"),
-        Column(f"ours, test {metric}, %", numeric=True),
-        Column("published, %", numeric=True),
-        Column("ours − published", numeric=True),
-        Column("source"),
-    ]
-    chart = dots(
-        rows,
-        title="Ours and published",
-        axis=Axis(label=f"test {metric}, %"),
-        note="Filled, and the first figure: ours. Hollow, and the second: published. Bars: ± one standard deviation.",
-    )
-    return Section(
-        heading="Published figures",
-        lead="Other people's results, from their own code and splits. They stand beside ours, never instead of them.",
-        body=chart + table(columns, cells, caption="Ours and published", sortable=True, sorted_by=1),
     )

@@ -15,6 +15,7 @@ from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.errors import PlanError
 from attemper.lab.evaluation.suites import parse_suites
 from attemper.lab.study.grids import expand
+from attemper.lab.study.reference import Reference, check_metric, read_reference
 from attemper.lab.study.sameness import plainest
 from attemper.lab.training.schedule import schedule_notes
 from attemper.lab.training.spec import Budget, RunSpec
@@ -33,6 +34,8 @@ MOST_CHARACTERS = 1_000
 LARGEST_SEED = 2**63 - 1
 LARGEST_NUMBER = 1e300
 KEEP = ("best", "all", "none")
+PUBLISHED_LATER = ("column", "metric", "condition")
+"""Words of a published figure that are left out where they say nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,17 @@ class Published:
     value: float
     deviation: float | None = None
     source: str = ""
+    column: str = ""
+    """Of another figure than the task's own metric: what it is called."""
+    metric: str = ""
+    """By what ours is measured, as `attemper.lab.study.reference` has it; empty: the task's own metric."""
+    condition: str = ""
+    """How, where that needs saying."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a plan has it; of a figure of the task's own metric in the four words that were always there."""
+        whole = dataclasses.asdict(self)
+        return {name: value for name, value in whole.items() if value or name not in PUBLISHED_LATER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +128,8 @@ class Plan:
     title: str = ""
     """Empty: the task and the model."""
     published: tuple[Published, ...] = ()
+    reference: Reference | None = None
+    """The published table that this plan runs again."""
     evaluate: tuple[str, ...] = ()
     """What every run measures at its end beside accuracy: suites of `attemper.lab.evaluation`."""
     keep: str = dataclasses.field(default="best", compare=False)
@@ -180,7 +196,9 @@ class Plan:
         plan |= {"task": self.task, "model": self.model, "seeds": list(self.seeds), "budget": budget}
         plan |= {"lr": list(self.lr), "recipes": [_entry_dict(entry) for entry in self.recipes]}
         if self.published:
-            plan["published"] = [dataclasses.asdict(row) for row in self.published]
+            plan["published"] = [row.to_dict() for row in self.published]
+        if self.reference is not None:
+            plan["reference"] = self.reference.to_dict()
         if self.evaluate:
             plan["evaluate"] = list(self.evaluate)
         if self.keep != KEEP[0]:
@@ -216,6 +234,7 @@ class Plan:
             lr=lr,
             title=_title(given.get("title")),
             published=_published(given.get("published"), entries),
+            reference=read_reference(given.get("reference")),
             evaluate=_evaluate(given.get("evaluate")),
             keep=_keep(given.get("keep", KEEP[0])),
             margin=_margin(given.get("margin")),
@@ -518,9 +537,14 @@ def _published_row(given: Any, entries: tuple[Entry, ...], path: tuple[str | int
         raise PlanError(f"No recipe is called '{name}'.{suggestion(str(name), names)}", (*path, "name"))
     if not _number(value) or not (deviation is None or _number(deviation)):
         raise PlanError(f"The published value and deviation of '{name}' must be numbers, in per cent.", path)
+    words = {key: given.get(key, "") for key in PUBLISHED_LATER}
+    if not all(isinstance(word, str) for word in words.values()):
+        raise PlanError(f"The column, metric and condition of '{name}' must be texts.", path)
+    check_metric(words["metric"])
     return Published(
         name=str(name),
         value=float(typing.cast(float, value)),
         deviation=None if deviation is None else float(deviation),
         source=_short(str(source or ""), "The source of a published value", path),
+        **words,
     )

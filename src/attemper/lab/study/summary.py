@@ -10,6 +10,7 @@ from attemper.lab.study.costs import cost_problem, read_costs
 from attemper.lab.study.export import how
 from attemper.lab.study.notices import notices, row_versions
 from attemper.lab.study.plan import Entry, Plan
+from attemper.lab.study.reference import as_told, cells_beside
 from attemper.lab.study.selection import Choice, choose, validation_of
 from attemper.lab.study.statistics import CONFIDENCE, deviation, mean
 from attemper.lab.study.store import Result
@@ -46,6 +47,10 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         ],
         "recipes": rows,
     }
+    if plan.reference is not None:
+        summary["reference"] = as_told(plan.reference, plan.task)
+    if plan.published:
+        _put_beside(rows, plan)
     found = assess(summary)
     return {**found, "reading": how(found)}
 
@@ -143,8 +148,16 @@ def _details(runs: list[Result]) -> dict[str, Any] | None:
 
 
 def _published(plan: Plan, entry: Entry) -> dict[str, Any] | None:
-    rows = [asdict(row) for row in plan.published if row.name == entry.name]
-    return {name: value for name, value in rows[0].items() if name != "name"} if rows else None
+    rows = [row for row in plan.published if row.name == entry.name and not row.metric]
+    return {"value": rows[0].value, "deviation": rows[0].deviation, "source": rows[0].source} if rows else None
+
+
+def _put_beside(rows: list[dict[str, Any]], plan: Plan) -> None:
+    """Give every row its published cells, column by column, with what it came to itself."""
+    baseline = next(row for row in rows if row["name"] == plan.baseline.name)
+    for row in rows:
+        cells = [asdict(each) for each in plan.published if each.name == row["name"]]
+        row["beside"] = [cells_beside(cell, row, baseline, plan.reference) for cell in cells]
 
 
 def _versions(results: dict[str, Result]) -> dict[str, str]:

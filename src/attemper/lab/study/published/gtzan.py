@@ -1,17 +1,18 @@
 """Explicit dropout on GTZAN: ten genres of music, a thousand clips of 30 seconds."""
 
-from attemper.lab.study.published.explicit import CHOICE, PAPER, main_rows, sizes
-from attemper.lab.study.published.table import Size, Table
+from attemper.lab.study.published.explicit import CHOICE, main_rows, said, sizes
+from attemper.lab.study.published.table import Size, Stated, Table
 
 SMOKE = Size(
-    task="tones", model="encoder(width=32, heads=4)", seeds=2, epochs=3, lr=(3e-3,), strengths=("5e-4",),
-    budget={"batch_size": 16, "warmup_epochs": 0.5},
+    task="tones", model="encoder(width=32, heads=4)", seeds=2, epochs=2, lr=(3e-3,), strengths=("5e-4",),
+    budget={"batch_size": 16, "warmup_epochs": 0.5}, stands_for="GTZAN",
 )  # fmt: skip
+ENCODER = "encoder(width=128, heads=8)"
 BUDGET = {"batch_size": 32, "warmup_epochs": 2}
 GTZAN = Table(
     key="explicit-gtzan",
     title="Explicit dropout on GTZAN",
-    source=f"{PAPER}, GTZAN",
+    printed=("explicit/gtzan", "explicit/gtzan-text", "explicit/setup"),
     caveats=(
         "The paper turns mel spectrograms into 120 tokens with VGGish, a network trained on millions of videos. Ours "
         "are plain: each token is 8 frames of 64 mel bands, a quarter of a second. Expect lower levels, and compare "
@@ -27,7 +28,12 @@ GTZAN = Table(
         CHOICE[1],
     ),
     rows=main_rows("gtzan"),
-    sizes=sizes(SMOKE, "mel:gtzan-mel.npz", "encoder(width=128, heads=8)", (40, 100), 5e-4, BUDGET, BUDGET),
-)
+    sizes=sizes(SMOKE, "mel:gtzan-mel.npz", ENCODER, (40, 100), 5e-4, BUDGET, BUDGET),
+    stated=(
+        *said(("GTZAN, mel spectrograms through VGGish", "gtzan through VGGish"), ("an encoder of 2 layers", ENCODER),
+              split=False),
+        Stated(name="tokens", printed="120", scales=("small", "full")),
+    ),
+)  # fmt: skip
 
 TABLES = (GTZAN,)

@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from attemper.lab.study.published.explicit import CHOICE, PAPER, main_rows, sizes
-from attemper.lab.study.published.table import Size, Table
+from attemper.lab.study.published.explicit import CHOICE, main_rows, said, sizes
+from attemper.lab.study.published.table import Column, Size, Stated, Table
 
-LIKELY: dict[str, Any] = {"batch_size": 64, "warmup_epochs": 1.0, "weight_decay": 1e-4}
+LIKELY: dict[str, Any] = {"batch_size": 64, "warmup_epochs": 1.0, "weight_decay": 1e-4, "validation": 0.3}
+MODEL = "encoder-thumos"
+ACTIVITYNET = "actions:THUMOS(features='rgb_anet_resnet50+flow_anet_resnet50')"
+TSN = {"ActivityNet": ACTIVITYNET}
+"""Tasks with the paper's features."""
 
 SETTING = (
     "The paper gives 64 tokens, two blocks, 20 actions, p = 0.2, five seeds, the 70:30 split and mAP. Online detection "
@@ -32,10 +36,11 @@ SMOKE = Size(
     task="planted",
     model="encoder(width=32, heads=4, token=last)",
     seeds=2,
-    epochs=3,
+    epochs=2,
     lr=(3e-3,),
     strengths=("5e-4",),
     budget={"batch_size": 64, "warmup_epochs": 0.5},
+    stands_for="THUMOS14",
 )
 
 
@@ -43,20 +48,19 @@ def _table(key: str, features: str, column: str, task: str, about: str) -> Table
     return Table(
         key=key,
         title=f"Explicit dropout on THUMOS14, {features} features",
-        source=f"{PAPER}, THUMOS14 with {features} features",
+        printed=(f"explicit/{column}", f"explicit/{column}-text", "explicit/setup"),
+        columns=(Column(title="mAP, %"),),
         caveats=(about, *SETTING, *CHOICE),
         rows=main_rows(column),
-        sizes=sizes(SMOKE, task, "encoder-thumos", (5, 20), 1e-4, {**LIKELY, "precision": "bfloat16"}, LIKELY),
+        sizes=sizes(SMOKE, task, MODEL, (5, 20), 1e-4, {**LIKELY, "precision": "bfloat16"}, LIKELY),
+        stated=(
+            *said((f"THUMOS14, TSN features of {features}", TSN.get(features, "")), ("an encoder of 2 layers", MODEL)),
+            Stated(name="tokens", printed="64", scales=("small", "full")),
+        ),
     )
 
 
 TABLES = (
     _table("explicit-thumos", "Kinetics", "thumos14-kinetics", "actions:thumos14-i3d-pca256.npz(broken=skip)", I3D),
-    _table(
-        "explicit-thumos-activitynet",
-        "ActivityNet",
-        "thumos14-activitynet",
-        "actions:THUMOS(features='rgb_anet_resnet50+flow_anet_resnet50')",
-        SESSIONS,
-    ),
+    _table("explicit-thumos-activitynet", "ActivityNet", "thumos14-activitynet", ACTIVITYNET, SESSIONS),
 )
