@@ -1,4 +1,4 @@
-"""What tasks that are no classification share: how their loss reads a model, metrics under ranks, pictures, mistakes."""
+"""What tasks that are no classification share: reading a model, metrics under ranks, pictures, mistakes."""
 
 from __future__ import annotations
 
