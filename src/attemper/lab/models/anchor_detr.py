@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
@@ -52,11 +53,12 @@ def norm(width: int) -> nn.Module:
 class Backbone(nn.Sequential):
     """(B, 3, S, S) → (B, width, S / stride, S / stride), stride a power of 2."""
 
-    def __init__(self, width: int, stages: int) -> None:
+    def __init__(self, width: int, stages: int, grid_size: tuple[int, int]) -> None:
         widths = [max(16, width >> (stages - 1 - stage)) for stage in range(stages)]
         widths[-1] = width
         first = [nn.Conv2d(3, widths[0], 3, stride=2, padding=1, bias=False), norm(widths[0]), nn.ReLU()]
         super().__init__(*first, *(ConvBlock(a, b) for a, b in itertools.pairwise(widths)))
+        self.grid_size = grid_size
 
 
 class EncoderLayer(nn.Module):
@@ -68,10 +70,10 @@ class EncoderLayer(nn.Module):
         self.self_attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.mlp = FeedForward(width, mlp)
 
-    def forward(self, x: Tensor, places: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, x: Tensor, places: Tensor, padding_mask: Tensor) -> Tensor:
         y = self.norm1(x)
         at = y + places
-        x = x + self.self_attn(at, at, y, key_padding_mask=hidden, need_weights=False)[0]
+        x = x + self.self_attn(at, at, y, key_padding_mask=padding_mask, need_weights=False)[0]
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -86,11 +88,11 @@ class DecoderLayer(nn.Module):
         self.cross_attn = nn.MultiheadAttention(width, heads, batch_first=True)
         self.mlp = FeedForward(width, mlp)
 
-    def forward(self, x: Tensor, at: Tensor, memory: Tensor, places: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, x: Tensor, at: Tensor, memory: Tensor, places: Tensor, padding_mask: Tensor) -> Tensor:
         y = self.norm1(x)
-        x = x + self.self_attn(y + at, y + at, y, key_padding_mask=hidden, need_weights=False)[0]
+        x = x + self.self_attn(y + at, y + at, y, key_padding_mask=padding_mask, need_weights=False)[0]
         y = self.norm2(x) + at
-        x = x + self.cross_attn(y, memory + places, memory, key_padding_mask=hidden, need_weights=False)[0]
+        x = x + self.cross_attn(y, memory + places, memory, key_padding_mask=padding_mask, need_weights=False)[0]
         out: Tensor = x + self.mlp(self.norm3(x))
         return out
 
@@ -101,60 +103,64 @@ class AnchorDetr(nn.Module):
     In training, "layers" (B, layers, queries, classes + 1 + 4) has the answers of all layers, the encoder's first.
     """
 
+    num_prefix_tokens = 0
+
     def __init__(
         self, shape: BoxShape, *, width: int, heads: int, mlp: int, stages: int, encoder: int, decoder: int
     ) -> None:
         super().__init__()
-        side = math.ceil(shape.size / 2**stages)
-        self.grid = (side, side)
-        self.cross_attention = f"decoder.{decoder - 1}.cross_attn"
-        """Where queries look at the image."""
-        self.backbone = Backbone(width, stages)
+        side = shape.size >> stages
+        self.patch_embed = Backbone(width, stages, (side, side))
         self.input_norm = nn.LayerNorm(width)
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, mlp) for _ in range(encoder))
+        self.encoder_depth = encoder
+        self.blocks = nn.ModuleList(
+            [EncoderLayer(width, heads, mlp) for _ in range(encoder)]
+            + [DecoderLayer(width, heads, mlp) for _ in range(decoder)]
+        )
+        self.cross_attention = f"blocks.{encoder + decoder - 1}.cross_attn"
+        """Where queries look at the image."""
         self.memory_norm = nn.LayerNorm(width)
-        self.decoder = nn.ModuleList(DecoderLayer(width, heads, mlp) for _ in range(decoder))
         self.query = nn.Parameter(torch.randn(width) * 0.02)
         self.query_norm = nn.LayerNorm(width)
         self.class_head = nn.Linear(width, shape.classes + 1)
         self.box_heads = nn.ModuleList(box_head(width) for _ in range(decoder + 1))
         self.anchors: Tensor
-        self.register_buffer("anchors", anchors(self.grid), persistent=False)
+        self.register_buffer("anchors", anchors((side, side)), persistent=False)
         nn.init.zeros_(self.class_head.bias)
         nn.init.constant_(self.class_head.bias[-1:], NOTHING_AT_FIRST)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         pixels, mask = images[:, :3], images[:, 3:]
-        features = self.backbone(pixels * mask)
-        hidden = (nn.functional.max_pool2d(mask, -(-images.shape[-1] // self.grid[1]), ceil_mode=True) < 0.5).flatten(1)
-        return self.answers(as_tokens(features), hidden)
+        features = self.patch_embed(pixels * mask)
+        covered = F.max_pool2d(mask, images.shape[-1] // features.shape[-1])
+        return self.answers(as_tokens(features), (covered < 0.5).flatten(1))
 
-    def answers(self, tokens: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-        """The same from the places of the feature map (B, N, width). hidden: which are padding, (B, N)."""
+    def answers(self, tokens: Tensor, padding_mask: Tensor) -> dict[str, Tensor]:
+        """The same from the places of the feature map (B, N, width). padding_mask: which are padding, (B, N)."""
         width = tokens.shape[-1]
         boxes = self.anchors.expand(len(tokens), -1, -1)
         places = sinusoids(boxes[..., :2], width)
         x = self.input_norm(tokens)
-        for layer in self.encoder:
-            x = layer(x, places, hidden)
+        for layer in self.blocks[: self.encoder_depth]:
+            x = layer(x, places, padding_mask)
         memory = self.memory_norm(x)
-        found = [self.answer(memory, boxes, 0, hidden)]
+        found = [self.answer(memory, boxes, 0, padding_mask)]
         x = memory + self.query
-        for number, layer in enumerate(self.decoder, 1):
+        for number, layer in enumerate(self.blocks[self.encoder_depth :], 1):
             boxes = found[-1][..., -4:].detach().float()
-            x = layer(x, sinusoids(boxes[..., :2], width).to(x.dtype), memory, places, hidden)
-            found.append(self.answer(self.query_norm(x), boxes, number, hidden))
+            x = layer(x, sinusoids(boxes[..., :2], width).to(x.dtype), memory, places, padding_mask)
+            found.append(self.answer(self.query_norm(x), boxes, number, padding_mask))
         last = found[-1]
         out = {"logits": last[..., :-4], "boxes": last[..., -4:]}
         return {**out, "layers": torch.stack(found, 1)} if self.training else out
 
-    def answer(self, states: Tensor, boxes: Tensor, layer: int, hidden: Tensor) -> Tensor:
+    def answer(self, states: Tensor, boxes: Tensor, layer: int, padding_mask: Tensor) -> Tensor:
         """Scores, and boxes moved from where they were: (B, N, classes + 1 + 4)."""
         scores = self.class_head(states).float()
-        covered = hidden[..., None].expand_as(scores[..., :-1])
+        covered = padding_mask[..., None].expand_as(scores[..., :-1])
         scores = torch.cat([scores[..., :-1].masked_fill(covered, HIDDEN), scores[..., -1:]], -1)
         moved = (logit(boxes) + self.box_heads[layer](states).float()).sigmoid()
-        return torch.cat([scores, moved.masked_fill(hidden[..., None], 0.0)], -1)
+        return torch.cat([scores, moved.masked_fill(padding_mask[..., None], 0.0)], -1)
 
 
 def box_head(width: int) -> nn.Module:

@@ -92,7 +92,9 @@ def detr(
         model = Detr(DetrForObjectDetection(config))
     except Exception as error:  # what a backbone makes of its options
         raise ParameterError(f"Transformers could not build DETR with {backbone}: {first_line(error)}") from error
-    if not frozen:
+    if frozen:
+        refuse_frozen_activations(backbone)
+    else:
         unfreeze(model)
     return model
 
@@ -114,13 +116,23 @@ def _backbone(name: str) -> Any:
     return TimmBackboneConfig(backbone=name, **options)
 
 
-def unfreeze(model: nn.Module) -> None:
-    """Train everything: Transformers freezes batch norms and first stages, which only trained weights can bear."""
-    from transformers.models.detr.modeling_detr import DetrFrozenBatchNorm2d
+def unfreeze(model: Detr) -> None:
+    """Give a model a backbone that is trained as a whole: Transformers freezes batch norms and first stages, which only
+    trained weights can bear."""
+    from transformers.backbone_utils import load_backbone
 
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, DetrFrozenBatchNorm2d):
-                setattr(parent, name, nn.BatchNorm2d(child.running_mean.numel()))
+    fresh = load_backbone(model.detr.config)
+    encoder = model.detr.model.backbone
+    encoder.model = getattr(fresh, "_backbone", fresh)  # a model of timm inside of Transformers' own, as DETR has it
+
+
+def refuse_frozen_activations(backbone: str) -> None:
+    """Raise where a batch norm has an activation in it, which Transformers' frozen ones do not have."""
+    import timm
+    from timm.layers.norm_act import BatchNormAct2d
+
+    if backbone not in RESNETS and any(isinstance(m, BatchNormAct2d) for m in timm.create_model(backbone).modules()):
+        raise ParameterError(
+            f"frozen is true, and timm's {backbone} has activations in its batch norms, which would be lost; leave "
+            "frozen out, or take a ResNet."
+        )
