@@ -23,8 +23,8 @@ FIRST_SIDE = 0.25
 NOTHING_AT_FIRST = 3.0
 """The score of "no object" before training: most queries have none."""
 HIDDEN = -30.0
-"""The score of every class at a place that is padding; finite, so that losses stay so. Its box has no size, so that no
-object is matched with it."""
+"""The score of every class at a place that is padding, where that of "no object" is 0; finite, so that losses stay so.
+Its box has no size, so that no object is matched with it."""
 
 
 class ConvBlock(nn.Module):
@@ -126,6 +126,8 @@ class AnchorDetr(nn.Module):
         self.box_heads = nn.ModuleList(box_head(width) for _ in range(decoder + 1))
         self.anchors: Tensor
         self.register_buffer("anchors", anchors((side, side)), persistent=False)
+        self.silence: Tensor
+        self.register_buffer("silence", torch.tensor([*[HIDDEN] * shape.classes, 0.0]), persistent=False)
         nn.init.zeros_(self.class_head.bias)
         nn.init.constant_(self.class_head.bias[-1:], NOTHING_AT_FIRST)
 
@@ -156,9 +158,7 @@ class AnchorDetr(nn.Module):
 
     def answer(self, states: Tensor, boxes: Tensor, layer: int, padding_mask: Tensor) -> Tensor:
         """Scores, and boxes moved from where they were: (B, N, classes + 1 + 4)."""
-        scores = self.class_head(states).float()
-        covered = padding_mask[..., None].expand_as(scores[..., :-1])
-        scores = torch.cat([scores[..., :-1].masked_fill(covered, HIDDEN), scores[..., -1:]], -1)
+        scores = torch.where(padding_mask[..., None], self.silence, self.class_head(states).float())
         moved = (logit(boxes) + self.box_heads[layer](states).float()).sigmoid()
         return torch.cat([scores, moved.masked_fill(padding_mask[..., None], 0.0)], -1)
 

@@ -61,7 +61,7 @@ def _with_boxes(
 def _caption(sure: Tensor, labels: Tensor, rows: Tensor, classes: Sequence[str], heat: bool) -> str:
     there, found = int((rows[:, CLASS] >= 0).sum()), int((sure >= SURE).sum())
     best = int(sure.argmax())
-    told = f"There are {there} boxes (white); {found} are found with at least {100 * SURE:.0f} %."
+    told = f"Boxes that are there: {there} (white). Found with at least {100 * SURE:.0f} %: {found}."
     look = (
         f" Right: where the query looks that is surest ({classes[int(labels[best])]}, {100 * float(sure[best]):.0f} %)."
     )

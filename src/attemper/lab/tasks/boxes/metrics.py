@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,4 +92,8 @@ def make_metric(by_class: bool = False) -> Any:
             f"Boxes are measured by torchmetrics with pycocotools, and {error.name} is missing: "
             "pip install 'attemper[detection]'."
         ) from None
-    return MeanAveragePrecision(backend="pycocotools", class_metrics=by_class)
+    # As pycocotools has them. torchmetrics' own are rounded to float32: where a recall is just 0.3, it falls short of it.
+    overlaps, recalls = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0, 1, 101).tolist()
+    return MeanAveragePrecision(
+        iou_thresholds=overlaps, rec_thresholds=recalls, backend="pycocotools", class_metrics=by_class
+    )
