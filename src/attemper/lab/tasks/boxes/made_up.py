@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from attemper.lab.tasks.boxes.canvas import SHOWN
-from attemper.lab.tasks.boxes.metrics import make_metric
+from attemper.lab.tasks.boxes.metrics import require_packages
 from attemper.lab.tasks.boxes.shape import AREA, BOX, CHANNELS, CLASS, COLUMNS, CROWD, NONE, BoxShape
 from attemper.lab.tasks.boxes.task import BoxTask
 from attemper.lab.tasks.fingerprint import of_parts
@@ -24,7 +24,7 @@ def open_boxes(name: str, *, size: int = 48, train: int = TRAIN, test: int = TES
 
     size: side of the canvas in pixels. train, test: so many images are drawn.
     """
-    make_metric()
+    require_packages()
     side = max(SMALLEST, size)
     return BoxTask(
         name=name,
