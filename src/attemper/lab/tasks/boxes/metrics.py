@@ -94,7 +94,7 @@ def require_packages() -> None:
 
 
 def make_metric(by_class: bool = False) -> Any:
-    """torchmetrics' metric with the thresholds of pycocotools.
+    """torchmetrics' metric with the thresholds of pycocotools, by this process alone.
 
     Those of torchmetrics are rounded to float32, and a recall of 0.3 falls short of them.
     """
@@ -102,5 +102,9 @@ def make_metric(by_class: bool = False) -> Any:
 
     overlaps, recalls = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0, 1, 101).tolist()
     return MeanAveragePrecision(
-        iou_thresholds=overlaps, rec_thresholds=recalls, backend="pycocotools", class_metrics=by_class
+        iou_thresholds=overlaps,
+        rec_thresholds=recalls,
+        backend="pycocotools",
+        class_metrics=by_class,
+        sync_on_compute=False,  # it has the tallies of all processes already, and the others do not compute
     )
