@@ -17,7 +17,9 @@ from attemper.lab.tasks.actions.planted import open_planted
 from attemper.lab.tasks.audio.listing import SOUNDS
 from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
 from attemper.lab.tasks.audio.tones import open_tones
-from attemper.lab.tasks.base import ImageTask, Task
+from attemper.lab.tasks.base import ImageTask, Task, Verified
+from attemper.lab.tasks.boxes.made_up import open_boxes
+from attemper.lab.tasks.boxes.opening import open_coco
 from attemper.lab.tasks.csv_listing import open_csv
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
@@ -62,6 +64,8 @@ TASKS = {
     "wds:PATH": "WebDataset's tar files of any number: a folder, or a pattern such as imagenet/train-{0000..1023}.tar",
     "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
     "numerals": "English numbers below a million, to be said in German; no files needed",
+    "boxes": "made-up images with squares, discs and crosses to be found; no files needed",
+    "coco:PATH": "images with boxes to be found, a folder annotated in COCO's JSON",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
 }
 
@@ -74,9 +78,12 @@ FILES: dict[str, Callable[..., Task]] = {
     "mel": open_mel,
     "sequences": open_sequences,
     "actions": open_actions,
+    "coco": open_coco,
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
+STAND_INS = {"boxes": "boxes", "coco": "boxes"}
+"""By kind: the task without files on which plans are measured; of the others, noise."""
 STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
 
@@ -147,6 +154,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_tones, label)
     if kind in FILES and rest:
         return functools.partial(FILES[kind], label, rest, root)
+    if name == "boxes":
+        return functools.partial(open_boxes, label)
     if name == "planted":
         return functools.partial(open_planted, label)
     if kind == "timm" and rest:
@@ -169,11 +178,12 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     """
     with collecting() as told:
         task = open_task(text, root)
+        more = task.verify() if isinstance(task, Verified) else []
     train, validation = task.split(seed=0, validation=0.5)
     return [
         f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
         f"of {task.shape}",
-        *dict.fromkeys((*told, *getattr(task, "notes", ()))),
+        *dict.fromkeys((*told, *getattr(task, "notes", ()), *more)),
     ]
 
 
