@@ -18,12 +18,20 @@ from attemper.lab.models.localvit import localvit
 from attemper.lab.models.naming import is_pretrained
 from attemper.lab.models.own import build_own
 from attemper.lab.models.resnet import resnet
+from attemper.lab.models.segmentation import (
+    SEGFORMERS,
+    segformer,
+    segmenter_from_timm,
+    segmenter_from_transformers,
+    segvit,
+)
 from attemper.lab.models.starting import start_from
 from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.trained import library_weights
 from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
+from attemper.lab.tasks.segmentation.task import MaskShape
 from attemper.lab.tasks.text import TextShape
 
 Fitting = TypeVar("Fitting")
@@ -84,6 +92,15 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         SequenceShape,
         "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
+    "segvit": (segvit, MaskShape, "a class for every pixel: a ViT with a linear head, or head=upernet; ViT-Ti's size"),
+    **{
+        f"segformer-{kind}": (
+            functools.partial(segformer, kind=kind),
+            MaskShape,
+            f"Transformers' SegFormer-{kind.upper()}",
+        )
+        for kind in SEGFORMERS
+    },
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
 }
 
@@ -126,6 +143,10 @@ def _build(text: str, shape: Shape) -> nn.Module:
     library, _, rest = name.partition(":")
     if library in ("timm", "hf") and not isinstance(options.pop("pretrained", True), bool):
         raise ParameterError(f"'{text}': pretrained must be true or false.")
+    if isinstance(shape, MaskShape) and library == "timm" and rest:
+        return segmenter_from_timm(rest, shape, options)
+    if isinstance(shape, MaskShape) and library == "hf" and rest:
+        return segmenter_from_transformers(rest, shape, options)
     if library == "timm" and rest:
         return from_timm(rest, _fitting(text, shape, InputShape), options)
     if library == "hf" and rest:
