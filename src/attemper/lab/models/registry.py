@@ -92,6 +92,11 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         SequenceShape,
         "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
+    "segvit-shapes": (
+        functools.partial(segvit, width=48, depth=4, heads=4, mlp=96, patch=4),
+        MaskShape,
+        "a class for every pixel: 4 blocks, width 48, 4 × 4 patches: learns made-up shapes in seconds",
+    ),
     "segvit": (segvit, MaskShape, "a class for every pixel: a ViT with a linear head, or head=upernet; ViT-Ti's size"),
     **{
         f"segformer-{kind}": (

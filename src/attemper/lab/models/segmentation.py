@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -151,7 +150,7 @@ def segvit(
     """A pre-norm ViT without a class token, and a head on its patches; without any dropout of its own.
 
     mlp: width of the MLP's hidden layer; None: four times the width.
-    patch: side of a patch in pixels; None: the largest power of 2 that gives at least 16 patches along the shorter side.
+    patch: side of a patch in pixels; None: a power of 2 that gives at least 16 patches along the shorter side.
     head: a linear layer per patch, or UperNet on four blocks. hidden: width of the latter; None: that of the model.
     """
     from timm.models.vision_transformer import VisionTransformer

@@ -24,6 +24,12 @@ from attemper.lab.tasks.segmentation.masks import NOTHING, Numbers, read_mask
 VERSION = 1
 """Raised when the same files would be examined with another outcome."""
 
+NO_IMAGE, NO_MASK = "masks have no image", "images have no mask"
+BAD_IMAGE, BAD_MASK = "images cannot be read", "masks cannot be used"
+OTHER_SIZE = "masks have another size than their image"
+NO_CLASS = "masks have numbers that are no class"
+EMPTY = "masks have no labelled pixel"
+
 Size = tuple[int, int]
 """Height and width in pixels."""
 
@@ -32,12 +38,11 @@ Size = tuple[int, int]
 class Looked:
     """What is known of a pair.
 
-    reason: why it cannot be used; empty: nothing is wrong with the files themselves. size: of the mask. values: the
-    numbers in it. turned: the image is to be turned, as its EXIF data say, to lie below its mask. image, mask: hashes
-    of the files.
+    faults: what is wrong with the files, as kinds with reasons. size: of the mask. values: the numbers in it.
+    turned: the image is to be turned, as its EXIF data say, to lie below its mask. image, mask: hashes of the files.
     """
 
-    reason: str = ""
+    faults: tuple[tuple[str, str], ...] = ()
     size: Size = (0, 0)
     values: tuple[int, ...] = ()
     turned: bool = False
@@ -64,28 +69,35 @@ def examine(pairs: Sequence[Pair], root: Path) -> list[Looked]:
 
 def look(pair: Pair) -> Looked:
     """What is wrong with the files of a pair, all of it, or what is in them."""
-    reasons = []
+    faults = []
     picture = mask = None
     try:
-        picture = _look_at_image(pair.image)
+        if pair.image is None:
+            faults.append((NO_IMAGE, ""))
+        else:
+            picture = _look_at_image(pair.image)
     except UnreadableError as error:
-        reasons.append(f"image: {reason_of(error, pair.image)}")
+        faults.append((BAD_IMAGE, reason_of(error, pair.image)))
     try:
-        mask = _look_at_mask(pair)
+        if pair.mask is None:
+            faults.append((NO_MASK, ""))
+        else:
+            mask = _look_at_mask(pair.mask)
     except UnreadableError as error:
-        reasons.append(f"mask: {reason_of(error, pair.mask)}")
+        faults.append((BAD_MASK, reason_of(error, pair.mask)))
     if picture is None or mask is None:
-        return Looked("; ".join(reasons), values=() if mask is None else mask[1])
+        return Looked(tuple(faults), values=() if mask is None else mask[1])
     (stored, upright_size, of_image), (size, values, of_mask) = picture, mask
-    reason = "" if size in (stored, upright_size) else f"image: {_written(stored)} pixels, mask: {_written(size)}"
-    return Looked(reason, size, values, not reason and size != stored, of_image, of_mask)
+    if size not in (stored, upright_size):
+        return Looked(((OTHER_SIZE, f"{_written(size)} pixels, and the image {_written(stored)}"),), size, values)
+    return Looked((), size, values, size != stored, of_image, of_mask)
 
 
 def _written(size: Size) -> str:
     return f"{size[1]} × {size[0]}"
 
 
-def _look_at_image(file: Path | None) -> tuple[Size, Size, str]:
+def _look_at_image(file: Path) -> tuple[Size, Size, str]:
     """Height and width, as it is stored and as it is to be seen, and a hash."""
     data = bytes_of(file)
     sizes: list[Size] = []
@@ -100,17 +112,15 @@ def _look_at_image(file: Path | None) -> tuple[Size, Size, str]:
     return sizes[0], sizes[1], hashlib.sha256(data).hexdigest()
 
 
-def _look_at_mask(pair: Pair) -> tuple[Size, tuple[int, ...], str]:
+def _look_at_mask(file: Path) -> tuple[Size, tuple[int, ...], str]:
     """Height and width, the numbers in it, and a hash."""
-    data = bytes_of(pair.mask)
-    mask = read_mask(data, pair.name)
+    data = bytes_of(file)
+    mask = read_mask(data, file.stem)
     return (mask.shape[0], mask.shape[1]), tuple(np.unique(mask).tolist()), hashlib.sha256(data).hexdigest()
 
 
-def bytes_of(file: Path | None) -> bytes:
-    """A file's contents; raises where there is none, or where its beginning shows that it is no image."""
-    if file is None:
-        raise UnreadableError("there is none")
+def bytes_of(file: Path) -> bytes:
+    """A file's contents; raises where its beginning shows that it is no image."""
     try:
         data = read_bytes(file, most=MOST_BYTES)
     except MissingFileError as error:
@@ -156,20 +166,19 @@ class Numbering:
     ignored: int
     zero_is_class: bool
 
-    def reason(self, values: Collection[int]) -> str:
-        """What is wrong with a mask of these numbers; empty: nothing.
+    def faults(self, values: Collection[int]) -> list[tuple[str, str]]:
+        """What is wrong with a mask of these numbers, as kinds with reasons.
 
-        >>> Numbering((1, 2), ignored=255, zero_is_class=False).reason((0, 2, 7))
-        'mask: 7 is no class; the classes are 1 to 2'
+        >>> Numbering((1, 2), ignored=255, zero_is_class=False).faults((0, 2, 7))
+        [('masks have numbers that are no class', '7; the classes are 1 to 2')]
         """
         labelled = [value for value in values if value != self.ignored and (value or self.zero_is_class)]
         if not labelled:
-            return "mask: no pixel of it is labelled"
+            return [(EMPTY, "")]
         if strange := sorted(set(labelled) - set(self.numbers)):
             many = ", ".join(map(str, strange[:5])) + (" …" if len(strange) > 5 else "")
-            verb = "is no class" if len(strange) == 1 else "are no classes"
-            return f"mask: {many} {verb}; the classes are {self.numbers[0]} to {self.numbers[-1]}"
-        return ""
+            return [(NO_CLASS, f"{many}; the classes are {self.numbers[0]} to {self.numbers[-1]}")]
+        return []
 
     def classes_of(self, values: Numbers) -> Numbers:
         """The numbers of a mask's file → classes from 0, `NOTHING` where there is none."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import source as memory
-from attemper.lab.tasks.broken import Broken, settle
+from attemper.lab.tasks.broken import Broken
+from attemper.lab.tasks.faults import Faults
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.scan_files import look_through
@@ -49,14 +50,7 @@ def open_segment(
     found = list_pairs(found_under(root, path))
     canvas = (size, size if width is None else width)
     files = SegmentationFiles(name, found, root, canvas, (zero or found.zero) == "background", ignore)
-    skipped = settle(
-        files.problems,
-        len(files.all),
-        f"images with masks in '{found.folder}'",
-        broken,
-        verb="cannot be used",
-        remedy="Repair or remove them",
-    )
+    skipped = files.faults.settle(f"'{found.folder}'", broken)
     parts = files.parts
     notes = (*found.notes, *skipped, *files.notes)
     for each in notes:
@@ -102,7 +96,7 @@ class SegmentationFiles:
         found = numbering(self.looked, known, zero_is_class=self.zero_is_class, ignored=self.ignore)
         if len(found.numbers) > MOST_CLASSES:
             raise DataError(f"'{self.name}' has {len(found.numbers)} classes; at most {MOST_CLASSES} fit into 8 bits.")
-        if len(found.numbers) < 2 and not all(each.reason for each in self.looked):
+        if len(found.numbers) < 2 and any(each.values for each in self.looked):
             raise DataError(self._too_few(found))
         return found
 
@@ -111,8 +105,8 @@ class SegmentationFiles:
         first = "0 is a class" if self.zero_is_class else "0 is unlabelled"
         return (
             f"The masks of '{self.found.folder}' have {len(found.numbers)} classes, and 2 are needed. Their numbers "
-            f"are {', '.join(map(str, values[:10]))}, where {first} and {found.ignored} is ignored; "
-            "zero=background, zero=unlabelled and ignore=NUMBER say otherwise. Classes are numbered one by one, not as shades of grey."
+            f"are {', '.join(map(str, values[:10]))}, where {first} and {found.ignored} is ignored; zero=background, "
+            "zero=unlabelled and ignore=NUMBER say otherwise. Classes are numbered one by one, not as shades of grey."
         )
 
     @cached_property
@@ -124,17 +118,20 @@ class SegmentationFiles:
         return tuple(str(number) if names is None else names[number - first] for number in numbers)
 
     @cached_property
-    def problems(self) -> dict[str, str]:
-        """Name of a pair → all that is wrong with it."""
-        reasons = [
-            "; ".join(filter(None, (each.reason, self.numbering.reason(each.values) if each.values else "")))
-            for each in self.looked
-        ]
-        return {self._shown(*each): reason for each, reason in zip(self.all, reasons, strict=True) if reason}
+    def _faults_of(self) -> list[list[tuple[str, str]]]:
+        """What is wrong with every pair, as kinds with reasons."""
+        return [[*each.faults, *(self.numbering.faults(each.values) if each.values else ())] for each in self.looked]
 
-    def _shown(self, part: Part, pair: Pair) -> str:
-        file = pair.image or pair.mask
-        return file.relative_to(self.found.folder).as_posix() if file is not None else f"{pair.name}, {part}"
+    @cached_property
+    def faults(self) -> Faults:
+        """The same, kind by kind, with the files that are to be looked at."""
+        found = Faults()
+        for (part, pair), faults in zip(self.all, self._faults_of, strict=True):
+            for kind, why in faults:
+                file = (pair.mask or pair.image) if kind.startswith("masks") else (pair.image or pair.mask)
+                shown = f"{pair.name} ({part})" if file is None else file.relative_to(self.found.folder).as_posix()
+                found.add(kind, shown, why)
+        return found
 
     @cached_property
     def _usable(self) -> dict[Part, list[int]]:
@@ -144,7 +141,7 @@ class SegmentationFiles:
             members.setdefault(part, []).append(index)
         if "test" not in members:
             members["training"], members["test"] = self._held_out(members["training"])
-        return {part: [i for i in indices if not self._is_bad(i)] for part, indices in members.items()}
+        return {part: [i for i in indices if not self._faults_of[i]] for part, indices in members.items()}
 
     @cached_property
     def parts(self) -> dict[Part, list[int]]:
@@ -159,9 +156,6 @@ class SegmentationFiles:
                     f"'{self.name}' has {len(indices)} {part} images that can be used; it needs at least {least}."
                 )
         return parts
-
-    def _is_bad(self, index: int) -> bool:
-        return self._shown(*self.all[index]) in self.problems
 
     def _held_out(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
         """A fixed fifth is for test."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
@@ -24,7 +23,7 @@ def make_metric(classes: int) -> MulticlassJaccardIndex:
         from torchmetrics.classification import MulticlassJaccardIndex
     except ModuleNotFoundError:
         raise ParameterError(
-            "Segmentation is measured by torchmetrics, which is missing: pip install 'attemper[vision]'."
+            "Segmentation is measured by torchmetrics, which is missing: pip install 'attemper[segmentation]'."
         ) from None
     return MulticlassJaccardIndex(classes, average="macro", ignore_index=NOTHING, validate_args=False)
 
@@ -34,6 +33,7 @@ def mean_iou(matrix: Tensor) -> float | None:
 
     matrix: int64 (classes, classes), pixels by their class and by what they were taken for.
 
+    >>> import torch
     >>> mean_iou(torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))  # (3/4 + 4/5) / 2, without the third class
     0.775...
     """
@@ -48,6 +48,7 @@ def mean_iou(matrix: Tensor) -> float | None:
 def class_ious(matrix: Tensor) -> list[float | None]:
     """Every class's intersection over union; None: neither the truth nor a prediction has it.
 
+    >>> import torch
     >>> class_ious(torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))
     [0.75, 0.8, None]
     """

@@ -102,7 +102,7 @@ class MaskFiles:
         pair = self.pairs[index]
         assert pair.mask is not None
         try:
-            numbers = read_mask(bytes_of(pair.mask), pair.name)
+            numbers = read_mask(bytes_of(pair.mask), pair.mask.stem)
         except UnreadableError as error:
             raise _unreadable(pair.mask, error) from None
         return torch.from_numpy(self.numbering.classes_of(numbers))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augment
-from attemper.lab.tasks.classification import MOST_DETAILED, Details, Metrics
+from attemper.lab.tasks.base import measured
+from attemper.lab.tasks.classification import Details, Metrics, class_table
 from attemper.lab.tasks.normalising import NORMALISATIONS, Normalisation
+from attemper.lab.tasks.pictures import Picture, spread
 from attemper.lab.tasks.segmentation.augment import parse_mask_augmentation
-from attemper.lab.tasks.segmentation.canvas import from_canvas
-from attemper.lab.tasks.segmentation.scores import make_metric, mean_iou, pixel_accuracy
+from attemper.lab.tasks.segmentation.canvas import from_canvas, place_of
+from attemper.lab.tasks.segmentation.drawing import draw
+from attemper.lab.tasks.segmentation.scores import class_ious, make_metric, mean_iou, pixel_accuracy
 from attemper.lab.tasks.segmentation.sources import MaskSource
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide
@@ -47,6 +50,19 @@ class MaskShape:
         return torch.randn(samples, self.channels, self.height, self.width), targets
 
 
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """What a part of a set comes to.
+
+    matrix: int64 (classes, classes), pixels of the files by their class and by what they were taken for.
+    loss: the sum over the labelled pixels of the canvases, of which there are so many pixels.
+    """
+
+    matrix: Tensor
+    loss: float
+    pixels: int
+
+
 @dataclasses.dataclass
 class SegmentationTask:
     """Images with a class for every pixel.
@@ -56,6 +72,8 @@ class SegmentationTask:
     groups: which samples of the pool must not be separated, int64 (N); None: none of them.
     train, test_images: keep only so many images, always the same ones.
     """
+
+    samples: ClassVar[str] = "images"
 
     name: str
     shape: MaskShape
@@ -136,15 +154,11 @@ class SegmentationTask:
 
     def measure(self, model: nn.Module, source: Source) -> Metrics:
         """Mean intersection over union and accuracy of the pixels of the files; cross-entropy of those of canvases."""
-        matrix, loss, pixels = self.count(model, cast(MaskSource, source))
-        return {
-            "mIoU": mean_iou(matrix),
-            "accuracy": pixel_accuracy(matrix),
-            "loss": float(loss) / int(pixels) if pixels else None,
-        }
+        return measured(self, model, source)
 
-    def count(self, model: nn.Module, source: MaskSource) -> tuple[Tensor, Tensor, Tensor]:
-        """The confusion matrix, the sum of the losses, and of how many pixels: sums, which parts of a set add up to."""
+    def tally(self, model: nn.Module, source: Source) -> Tally:
+        """What the pixels of a set were taken for: sums, which the parts of a set add up to."""
+        assert isinstance(source, MaskSource)
         device = next(model.parameters()).device
         metric = make_metric(self.shape.classes).to(device)
         loss, pixels = torch.zeros(2, dtype=torch.float64, device=device).unbind()
@@ -157,7 +171,18 @@ class SegmentationTask:
                 truth = source.truth(at).to(device, non_blocking=True)
                 found = from_canvas(each, (truth.shape[0], truth.shape[1])).argmax(0)
                 metric.update(found[None], truth[None].long())
-        return metric.confmat, loss, pixels
+        return Tally(metric.confmat.cpu(), float(loss), int(pixels))
+
+    def score(self, tallies: Sequence[Any]) -> Metrics:
+        """The metrics of all that was counted."""
+        parts = cast(Sequence[Tally], tallies)
+        matrix = torch.stack([part.matrix for part in parts]).sum(0)
+        pixels = sum(part.pixels for part in parts)
+        return {
+            "mIoU": mean_iou(matrix),
+            "accuracy": pixel_accuracy(matrix),
+            "loss": sum(part.loss for part in parts) / pixels if pixels else None,
+        }
 
     def _predictions(self, model: nn.Module, source: Source) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The number of the first sample of a batch, logits and targets."""
@@ -168,9 +193,26 @@ class SegmentationTask:
             yield position, logits_of(model(self.to_input(stored))).float(), targets
             position += len(targets)
 
+    # ------------------------------------------------------------------------------------------------ for the page
     def details(self, model: nn.Module, source: Source) -> Details | None:
-        """How often the pixels of a class were taken for each, for up to twenty classes."""
-        if len(self.classes) > MOST_DETAILED:
-            return None
-        matrix, _, _ = self.count(model, cast(MaskSource, source))
-        return {"classes": list(self.classes), "confusion": matrix.tolist()}
+        """Intersection over union, class by class."""
+        matrix = self.tally(model, source).matrix
+        rows = zip(self.classes, matrix.sum(1).tolist(), class_ious(matrix), strict=True)
+        return {"items": len(source), "table": class_table("IoU", "pixels", rows)}
+
+    def pictures(self, model: nn.Module, source: Source, most: int) -> list[Picture]:
+        """Images beside what the data say and what the model says."""
+        assert isinstance(source, MaskSource)
+        found = []
+        for position in spread(len(source), most):
+            ((stored, targets),) = source.batches(torch.tensor([position]), 1)
+            says = logits_of(model(self.to_input(stored)))[0].argmax(-1)
+            truth = source.truth(position)
+            place = place_of((truth.shape[0], truth.shape[1]), (self.shape.height, self.shape.width))
+            found.append(draw(place.cut(stored[0]), place.cut(targets[0]), place.cut(says), self.classes))
+        return found
+
+    def verify(self) -> list[str]:
+        """What the files come to, beside what every task says."""
+        own = [] if self.validation is None else [f"validation: {len(self.validation()):,} images of the folder's own"]
+        return [f"classes: {', '.join(self.classes)}", *own]
