@@ -13,6 +13,7 @@ EXTRAS = {
         "sacrebleu": "text",
         "ray": "ray",
         "optuna": "recommend",
+        "torchmetrics": "segmentation",
         "webdataset": "stream",
         "datasets": "stream",
     },

@@ -163,6 +163,11 @@ class Diagnose:
 
         found = find_run(folder, self.of)
         spec, inputs = read_trained(found)
+        if inputs.numbers:
+            raise ParameterError(
+                f"'{folder}' is a segmentation, whose images are not cut to squares: 'attemper compare --probe-every' and "
+                "'attemper train --probe-every' look at its attention."
+            )
         checkpoint = self.checkpoint or found / WEIGHTS
         return Subject(
             model=spec.model,

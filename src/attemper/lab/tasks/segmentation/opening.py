@@ -15,7 +15,7 @@ from attemper.lab.tasks.faults import Faults
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.scan_files import look_through
-from attemper.lab.tasks.segmentation.examining import Looked, Numbering, examine, numbering
+from attemper.lab.tasks.segmentation.examining import NO_CLASS, Looked, Numbering, examine, numbering
 from attemper.lab.tasks.segmentation.layouts import VOC, Pair, Pairs, Part, Zero, list_pairs
 from attemper.lab.tasks.segmentation.sources import LazyMasks, MaskFiles, MaskSource, MemoryMasks
 from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
@@ -50,7 +50,7 @@ def open_segment(
     found = list_pairs(found_under(root, path))
     canvas = (size, size if width is None else width)
     files = SegmentationFiles(name, found, root, canvas, (zero or found.zero) == "background", ignore)
-    skipped = files.faults.settle(f"'{found.folder}'", broken)
+    skipped = files.faults.settle(f"'{found.folder}'", broken, remedy=files.remedy)
     parts = files.parts
     notes = (*found.notes, *skipped, *files.notes)
     for each in notes:
@@ -62,6 +62,7 @@ def open_segment(
         fingerprint=files.fingerprint,
         pool=lambda: files.source(parts["training"]),
         held_out=lambda: files.source(parts["test"]),
+        numbers=files.numbering.numbers,
         validation=None if validation is None else lambda: files.source(validation),
         classes=files.classes,
         groups=files.groups_of(parts["training"]),
@@ -132,6 +133,13 @@ class SegmentationFiles:
                 shown = f"{pair.name} ({part})" if file is None else file.relative_to(self.found.folder).as_posix()
                 found.add(kind, shown, why)
         return found
+
+    @property
+    def remedy(self) -> str:
+        """What can be done about the faults."""
+        if NO_CLASS not in self.faults.found:
+            return "Repair or remove them"
+        return "See whether classes.txt, zero= and ignore= say what the numbers mean; repair or remove the others"
 
     @cached_property
     def _usable(self) -> dict[Part, list[int]]:

@@ -13,6 +13,10 @@ from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
 from attemper.lab.tasks.split import FIXED
 
 CLASSES = ("background", "disc", "box", "ring")
+COLOURS = ((128, 128, 128), (170, 90, 90), (90, 170, 90), (90, 90, 170))
+"""Of the classes, red, green and blue: a shape's own colour is some way off, so that colour alone is not enough."""
+SPREAD = 80
+ROUGHNESS = 40
 TRAINING, TEST = 240, 80
 SIDE = 32
 MOST_SHAPES = 3
@@ -21,7 +25,7 @@ UNLABELLED = 1
 
 
 def open_shapes(name: str, *, size: int = SIDE, train: int | None = None, test: int | None = None) -> SegmentationTask:
-    """Up to three shapes per image, of any colour: which class a pixel is of can be told by the form alone.
+    """Up to three shapes per image: which class a pixel is of shows in its form, and in its colour to a part.
 
     size: side of the images in pixels.
     """
@@ -32,6 +36,7 @@ def open_shapes(name: str, *, size: int = SIDE, train: int | None = None, test: 
         pool=lambda: _drawn(size, "training", TRAINING),
         held_out=lambda: _drawn(size, "test", TEST),
         classes=CLASSES,
+        numbers=tuple(range(len(CLASSES))),
         train=train,
         test_images=test,
     )
@@ -49,23 +54,30 @@ def _drawn(size: int, part: str, images: int) -> MemoryMasks:
 def _picture(size: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
     """One image uint8 (3, size, size) and its mask uint8 (size, size); later shapes lie on top."""
 
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=draws) * (high - low) + low
-
     y, x = torch.arange(size)[:, None].float(), torch.arange(size).float()
-    image = uniform(40, 215, 3, 1, 1) + uniform(-25, 25, 3, size, size)
+    image = _surface(0, size, draws)
     mask = torch.zeros(size, size, dtype=torch.uint8)
     for _ in range(int(torch.randint(1, MOST_SHAPES + 1, (), generator=draws))):
         kind = int(torch.randint(1, len(CLASSES), (), generator=draws))
-        radius = float(uniform(0.14, 0.25)) * size
-        top, left = (float(uniform(radius, size - radius)) for _ in range(2))
+        radius = _uniform(0.15, 0.3, draws) * size
+        top, left = (_uniform(radius, size - radius, draws) for _ in range(2))
         across, down = (x - left).abs(), (y - top).abs()
         far = torch.maximum(across, down) if CLASSES[kind] == "box" else (across**2 + down**2).sqrt()
         inside = far <= radius
         if CLASSES[kind] == "ring":
             inside &= far > radius / 2
-        colour = uniform(0, 255, 3, 1, 1) + uniform(-25, 25, 3, size, size)
-        image = torch.where(inside, colour, image)
+        image = torch.where(inside, _surface(kind, size, draws), image)
         mask[inside] = kind
         mask[(far - radius).abs() <= UNLABELLED / 2] = NOTHING
     return image.round().clamp(0, 255).byte(), mask
+
+
+def _uniform(low: float, high: float, draws: torch.Generator) -> float:
+    return low + (high - low) * float(torch.rand((), generator=draws))
+
+
+def _surface(kind: int, size: int, draws: torch.Generator) -> Tensor:
+    """A rough surface in the colour of a class, or near it, float32 (3, size, size)."""
+    colour = torch.tensor(COLOURS[kind])[:, None, None]
+    off = (torch.rand(3, 1, 1, generator=draws) - 0.5) * 2 * SPREAD
+    return colour + off + (torch.rand(3, size, size, generator=draws) - 0.5) * ROUGHNESS

@@ -68,7 +68,7 @@ class SegmentationTask:
     """Images with a class for every pixel.
 
     pool: what is trained on; validated on, too, where `validation` is None. held_out: the test set.
-    classes: their names, in the order of their numbers.
+    classes: their names, and numbers: which number in a mask's file each of them is, in the same order.
     groups: which samples of the pool must not be separated, int64 (N); None: none of them.
     train, test_images: keep only so many images, always the same ones.
     """
@@ -81,6 +81,7 @@ class SegmentationTask:
     pool: Callable[[], MaskSource]
     held_out: Callable[[], MaskSource]
     classes: tuple[str, ...]
+    numbers: tuple[int, ...]
     validation: Callable[[], MaskSource] | None = None
     groups: Tensor | None = None
     train: int | None = None
