@@ -165,8 +165,8 @@ class Diagnose:
         spec, inputs = read_trained(found)
         if inputs.numbers:
             raise ParameterError(
-                f"'{folder}' is a segmentation, whose images are not cut to squares: 'attemper compare --probe-every' and "
-                "'attemper train --probe-every' look at its attention."
+                f"'{folder}' gives every pixel a class, and its images are not cut to squares, as they would be here: "
+                "'attemper train --probe-every' and 'attemper compare --probe-every' look at its attention."
             )
         checkpoint = self.checkpoint or found / WEIGHTS
         return Subject(

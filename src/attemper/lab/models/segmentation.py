@@ -98,7 +98,8 @@ class UperNet(nn.Module):
         except ModuleNotFoundError:
             raise ParameterError("The UperNet head is Transformers': pip install 'attemper[transformers]'.") from None
         self.scales = SCALES if pyramid else (1.0,) * LEVELS
-        self.decoder = UperNetHead(UperNetConfig(hidden_size=hidden, num_labels=classes), widths)
+        options: dict[str, Any] = {"hidden_size": hidden, "num_labels": classes}
+        self.decoder = UperNetHead(UperNetConfig(**options), widths)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         out: Tensor = self.decoder([_scaled(x, scale) for x, scale in zip(maps, self.scales, strict=True)])
@@ -123,17 +124,16 @@ def segformer(shape: MaskShape, *, kind: str = "b0") -> nn.Module:
         raise ParameterError(
             "SegFormer is one of Transformers' models: pip install 'attemper[transformers]'."
         ) from None
-    sizes = SEGFORMERS[kind]
     heads = (1, 2, 5, 8) if kind != "nano" else (1, 2, 3, 4)
-    config = SegformerConfig(
-        num_channels=shape.channels,
-        num_labels=shape.classes,
-        num_attention_heads=heads,
-        classifier_dropout_prob=0.0,
-        drop_path_rate=0.0,
-        **sizes,
-    )
-    return PixelClasses(SegformerForSemanticSegmentation(config))
+    options = {
+        "num_channels": shape.channels,
+        "num_labels": shape.classes,
+        "num_attention_heads": heads,
+        "classifier_dropout_prob": 0.0,
+        "drop_path_rate": 0.0,
+        **SEGFORMERS[kind],
+    }
+    return PixelClasses(SegformerForSemanticSegmentation(SegformerConfig(**options)))
 
 
 def segvit(

@@ -209,8 +209,8 @@ def _task_text(text: str, wishes: Wishes, tuned: bool, root: Path | None) -> tup
         added["size"] = wishes.size
     if tuned and wishes.normalise not in (None, "data") and "normalise" not in options:
         task = open_task(render_call(name, {**options, **added}), root)
-        usual = isinstance(task, StreamTask | SegmentationTask)
-        known = usual and task.normalise == NORMALISATIONS.get(str(wishes.normalise))
+        usual = task.normalise if isinstance(task, StreamTask | SegmentationTask) else None
+        known = usual is not None and usual == NORMALISATIONS.get(str(wishes.normalise))
         if isinstance(task, ImageTask | StreamTask | SegmentationTask) and not known:
             added["normalise"] = wishes.normalise
     return (render_call(name, {**options, **added}) if added else text), added

@@ -144,9 +144,14 @@ def _remembered(cache: Path, count: int) -> list[Looked] | None:
     try:
         found = [
             Looked(
-                str(reason), (int(size[0]), int(size[1])), tuple(map(int, values)), bool(turned), str(image), str(mask)
+                tuple((str(kind), str(why)) for kind, why in faults),
+                (int(size[0]), int(size[1])),
+                tuple(map(int, values)),
+                bool(turned),
+                str(image),
+                str(mask),
             )
-            for reason, size, values, turned, image, mask in read_json(cache)
+            for faults, size, values, turned, image, mask in read_json(cache)
         ]
     except (UnreadableError, ValueError, KeyError, TypeError, IndexError):
         return None
