@@ -29,6 +29,7 @@ from attemper.lab.tasks.normalising import read_normalisation
 from attemper.lab.tasks.notifications import collecting
 from attemper.lab.tasks.numerals import open_numerals
 from attemper.lab.tasks.own.opening import open_own
+from attemper.lab.tasks.segmentation.noise import open_noise_masks
 from attemper.lab.tasks.segmentation.opening import open_segment
 from attemper.lab.tasks.segmentation.shapes import open_shapes
 from attemper.lab.tasks.segmentation.task import SegmentationTask
@@ -59,6 +60,7 @@ TASKS = {
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
     "segment:PATH": "images with masks, a class for every pixel: a folder as of ADE20K, Pascal VOC or Oxford-IIIT Pet",
+    "noise-masks": "random images with masks, by which plans are measured; no files needed",
     "shapes": "made-up pictures of discs, boxes and rings with masks, no files needed",
     OWN: "what a function of your own returns, in an installed module or one of the current directory",
     "csv:FILE": "images whose names and classes a CSV lists",
@@ -153,6 +155,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_tones, label)
     if kind in FILES and rest:
         return functools.partial(FILES[kind], label, rest, root)
+    if name == "noise-masks":
+        return functools.partial(open_noise_masks, label)
     if name == "shapes":
         return functools.partial(open_shapes, label)
     if name == "planted":

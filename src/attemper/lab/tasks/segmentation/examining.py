@@ -24,7 +24,7 @@ from attemper.lab.tasks.segmentation.masks import NOTHING, Numbers, read_mask
 VERSION = 1
 """Raised when the same files would be examined with another outcome."""
 
-NO_IMAGE, NO_MASK = "masks have no image", "images have no mask"
+NO_IMAGE, NO_MASK, NEITHER = "masks have no image", "images have no mask", "names of lists have neither image nor mask"
 BAD_IMAGE, BAD_MASK = "images cannot be read", "masks cannot be used"
 OTHER_SIZE = "masks have another size than their image"
 NO_CLASS = "masks have numbers that are no class"
@@ -71,6 +71,8 @@ def look(pair: Pair) -> Looked:
     """What is wrong with the files of a pair, all of it, or what is in them."""
     faults = []
     picture = mask = None
+    if pair.image is pair.mask is None:
+        return Looked(((NEITHER, ""),))
     try:
         if pair.image is None:
             faults.append((NO_IMAGE, ""))

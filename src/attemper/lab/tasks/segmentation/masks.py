@@ -45,11 +45,8 @@ def _not_indexed(image: Any, name: str) -> str:
     """Why the pixels of a mask are no numbers of classes, and what can be done."""
     if image.mode in ("RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr"):
         if name.endswith(FULL_ADE):
-            return (
-                "it codes objects by colours, as the full ADE20K does; the masks with 150 classes are those of "
-                "ADEChallengeData2016"
-            )
-        return f"its pixels are colours ({image.mode}), where the number of a class is wanted{_remedy(image)}"
+            return "it codes objects by colours, as the full ADE20K does; ADEChallengeData2016 has masks of 150 classes"
+        return _not_colours(image)
     depth = "16 bits" if image.mode.startswith("I;16") or image.mode == "I" else f"Pillow's mode {image.mode}"
     highest = int(np.asarray(image).max(initial=0))
     if highest < OVERFLOW:
@@ -57,10 +54,10 @@ def _not_indexed(image: Any, name: str) -> str:
     return f"its numbers are of {depth} and go up to {highest:,}; classes are numbers of 8 bits, from 0 to 255"
 
 
-def _remedy(image: Any) -> str:
-    """How a mask of colours becomes one of numbers, where that can be told from it."""
+def _not_colours(image: Any) -> str:
+    """What a mask of colours is, and how it becomes one of numbers, where that can be told from it."""
     colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
     if (colours == colours[:, :1]).all():
-        return "; all three are equal, so one of them is enough: Image.getchannel(0)"
+        return f"three equal channels ({image.mode}) in place of one: keep one of them, Image.getchannel(0)"
     count = len(np.unique(colours, axis=0))
-    return f"; it has {count:,} of them: replace each by its class's number and save that as a PNG in mode L or P"
+    return f"{count:,} colours ({image.mode}) in place of class numbers: write numbers, as a PNG of mode L or P"
