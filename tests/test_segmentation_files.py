@@ -122,12 +122,19 @@ def test_what_zero_means_and_what_is_ignored_can_be_said(tmp_path: Path) -> None
 
 def test_names_of_classes_come_from_a_file_of_the_set(tmp_path: Path) -> None:
     folder = mask_files.ade(tmp_path / "ade")
-    rows = ["Idx\tRatio\tTrain\tVal\tStuff\tName", *(f"{at}\t0.1\t9\t9\t1\t{name}" for at, name in ((1, "wall"), (2, "sky")))]
+    rows = [
+        "Idx\tRatio\tTrain\tVal\tStuff\tName",
+        *(f"{at}\t0.1\t9\t9\t1\t{name}" for at, name in ((1, "wall"), (2, "sky"))),
+    ]
     (folder / "objectInfo150.txt").write_text("\n".join([*rows, "3\t0.1\t9\t9\t1\tperson, individual"]))
     assert opened(folder).classes == ("wall", "sky", "person")
     (folder / "classes.txt").write_text("road\ncar\ntree\n\n")
     assert opened(folder).classes == ("road", "car", "tree")
-    for text, said in (("road\n\ntree\n", "no name on line 2"), ("a\na\n", "more than once: a"), ("a\n", "names 1 classes")):
+    for text, said in (
+        ("road\n\ntree\n", "no name on line 2"),
+        ("a\na\n", "more than once: a"),
+        ("a\n", "names 1 classes"),
+    ):
         (folder / "classes.txt").write_text(text)
         with pytest.raises(DataError, match=said):
             opened(folder)
@@ -286,7 +293,11 @@ def test_a_folder_of_another_layout_says_what_is_known_and_what_was_likely_meant
     with pytest.raises(DataError, match="no folder 'SegmentationClass'"):
         (tmp_path / "half" / "JPEGImages").mkdir(parents=True)
         opened(tmp_path / "half")
-    for text, said in (("zero=nothing", "zero is 'nothing'"), ("ignore=-1", "at least 1"), ("sise=3", "no option 'sise'")):
+    for text, said in (
+        ("zero=nothing", "zero is 'nothing'"),
+        ("ignore=-1", "at least 1"),
+        ("sise=3", "no option 'sise'"),
+    ):
         with pytest.raises(ParameterError, match=said):
             opened(tmp_path / "outer", text)
 
@@ -307,8 +318,10 @@ def test_whatever_happened_to_the_files_is_a_task_or_one_error(seed: int, skip: 
     import random
 
     r = random.Random(seed)
-    folder = mask_files.ade(tmp_path_factory.mktemp("set") / "ade") if seed % 2 else mask_files.voc(
-        tmp_path_factory.mktemp("set") / "voc"
+    folder = (
+        mask_files.ade(tmp_path_factory.mktemp("set") / "ade")
+        if seed % 2
+        else mask_files.voc(tmp_path_factory.mktemp("set") / "voc")
     )
     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     for file in r.sample(files, 3):
