@@ -1,4 +1,4 @@
-"""Classes of pixels: what is measured, what is trained on, how images and masks change together, which models there are."""
+"""Classes of pixels: what is measured and trained on, how images and masks change together, which models there are."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentationTask, "to_input", lambda self, stored: stored.float())
 
 
-# --------------------------------------------------------------------------------------------------------------- metrics
+# -------------------------------------------------------------------------------------------------------------- metrics
 def by_sets(truth: list[int], says: list[int], classes: int) -> tuple[float | None, float | None]:
     """Mean intersection over union and accuracy, from sets of pixels."""
     known = [(at, t, s) for at, (t, s) in enumerate(zip(truth, says, strict=True)) if t != NOTHING]
@@ -146,7 +146,7 @@ def test_a_model_that_is_right_on_the_canvas_is_right_on_the_file_where_it_is_no
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------ loss
+# ----------------------------------------------------------------------------------------------------------------- loss
 def test_pixels_without_a_label_weigh_nothing() -> None:
     task = open_task("shapes")
     logits = torch.randn(3, 5, 7, 4, dtype=torch.float64, requires_grad=True)
@@ -175,7 +175,7 @@ def test_a_batch_without_any_label_has_a_loss_of_zero_and_does_no_harm() -> None
     assert (logits.grad == 0).all()  # type: ignore[union-attr]
 
 
-# ---------------------------------------------------------------------------------------------------------- augmentation
+# --------------------------------------------------------------------------------------------------------- augmentation
 def coloured(count: int = 6, side: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Images whose colour says the class of every pixel, in blocks of four pixels."""
     classes = torch.randint(4, (count, side // 4, side // 4), generator=torch.Generator().manual_seed(seed))
@@ -221,11 +221,11 @@ def test_augmentations_that_would_leave_masks_behind_are_refused() -> None:
     for text in ("crop-flip", "mixup", "resized-crop"):
         with pytest.raises(ParameterError, match="There are: none, scale-crop, photometric"):
             task.augmentation(text)
-    with pytest.raises(ParameterError, match="largest is 0.3; it must be a number, from 0.5 to 20"):
+    with pytest.raises(ParameterError, match=r"largest is 0\.3; it must be a number, from 0.5 to 20"):
         task.augmentation("scale-crop(largest=0.3)")
 
 
-# ---------------------------------------------------------------------------------------------------------------- models
+# --------------------------------------------------------------------------------------------------------------- models
 OURS = ["segvit(depth=4, width=24, heads=2, mlp=32)", "segvit-shapes(head=upernet, hidden=16)", "segformer-nano"]
 LIBRARY = [
     "timm:vit_tiny_patch16_224(depth=4, embed_dim=24, num_heads=2, head=upernet, hidden=16)",
@@ -319,9 +319,7 @@ def test_weights_of_a_classifier_start_a_segmentation() -> None:
 
 
 def test_models_and_shapes_that_do_not_belong_together_say_so() -> None:
-    with pytest.raises(
-        ParameterError, match="'vit-tiny' does not take inputs of 3 × 32 × 48 with a class for every pixel"
-    ):
+    with pytest.raises(ParameterError, match="'vit-tiny' does not take inputs of 3 × 32 × 48 with a class for"):
         build_model("vit-tiny", SHAPE)
     with pytest.raises(ParameterError, match="'segvit' does not take inputs of 3 × 8 × 8 and of 2 classes"):
         build_model("segvit", InputShape(3, 8, 8, 2))

@@ -96,7 +96,7 @@ def test_every_recipe_gets_the_same_batches() -> None:
         assert torch.equal(its, others)
 
 
-# ------------------------------------------------------------------------------------------------------ several processes
+# ---------------------------------------------------------------------------------------------------- several processes
 def pixels(recipes: list[str]) -> Any:
     """For every recipe a step on images of which some have hardly any label, by all ranks and by one; and metrics."""
     torch.set_default_dtype(torch.float64)
