@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attemper.lab.tasks.pictures import COLOURS, Picture, beside, colour_of, image_of, paint_classes, picture
+from attemper.lab.tasks.pictures import COLOURS, Picture, beside, colour_of, fitted, image_of, paint_classes, picture
 from attemper.lab.tasks.segmentation.masks import NOTHING
 from attemper.tempering.outputs import IGNORED
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 PAPER, INK = (255, 255, 255), (28, 33, 40)
 ROW, SQUARE, GAP = 22, 12, 8
 """Of a legend, in pixels."""
+WIDE = 520
+"""Pixels of three pictures side by side: as wide as a page shows them, so that the legend can be read."""
+STRENGTH = 0.7
+"""How much of a painted pixel is the colour of its class."""
 
 
 def draw(image: Tensor, truth: Tensor, says: Tensor, classes: Sequence[str]) -> Picture:
@@ -34,13 +38,15 @@ def draw(image: Tensor, truth: Tensor, says: Tensor, classes: Sequence[str]) -> 
     table = torch.zeros(max(there) + 1, dtype=torch.int64)
     for number, colour in numbers.items():
         table[number] = colour
-    plain = image_of(image)
+    plain = fitted(image_of(image), (WIDE - 2 * GAP) // 3)
     shown = torch.where(labelled, table[truth.clamp_min(0).clamp_max(max(there))], NOTHING)
-    row = beside([plain, paint_classes(plain, shown, nothing=NOTHING), paint_classes(plain, table[says])])
+    painted = [paint_classes(plain, each, strength=STRENGTH, nothing=NOTHING) for each in (shown, table[says])]
+    row = beside([plain, *painted])
     entries = [(classes[number], colour_of(numbers[number])) for number in there[: len(COLOURS)]]
     right = int((says == truth)[labelled].sum()) / max(1, int(labelled.sum()))
     caption = f"image, truth, prediction; {100 * right:.0f} % of the labelled pixels are right"
-    return picture(_above_legend(row, entries), caption)
+    sheet = _above_legend(row, entries)
+    return picture(sheet, caption, side=max(sheet.size))
 
 
 def _most_first(classes: Tensor) -> list[int]:

@@ -25,7 +25,10 @@ def make_metric(classes: int) -> MulticlassJaccardIndex:
         raise ParameterError(
             "Segmentation is measured by torchmetrics, which is missing: pip install 'attemper[segmentation]'."
         ) from None
-    return MulticlassJaccardIndex(classes, average="macro", ignore_index=NOTHING, validate_args=False)
+    # Ranks add up tallies; torchmetrics would wait for all of them when one alone scores.
+    return MulticlassJaccardIndex(
+        classes, average="macro", ignore_index=NOTHING, validate_args=False, sync_on_compute=False
+    )
 
 
 def mean_iou(matrix: Tensor) -> float | None:
