@@ -226,6 +226,7 @@ def test_suites_for_classifiers_are_refused_by_name(trained: Path) -> None:
         check_suites(chosen, open_task(TASK))
 
 
+@pytest.mark.slow  # a worker process, which imports everything again
 def test_a_comparison_has_a_page_with_classes_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "--task", TASK, "--model", MODEL, "--recipes", "cb", "--seeds", "1", "--epochs", "1"]
     assert main([*words, "--folder", str(tmp_path / "study"), "--workers", "1"]) == 0

@@ -22,8 +22,8 @@ from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
 from attemper.lab.tasks.source import found_under
 from attemper.lab.tasks.split import hold_out, joined
 
-MOST_CLASSES = 255
-"""Of numbers of 8 bits, one is left for pixels that are not labelled."""
+MOST_CLASSES = 254
+"""Of numbers of 8 bits, 0 and 255 may stand for pixels that are not labelled."""
 
 
 def open_segment(
@@ -95,8 +95,8 @@ class SegmentationFiles:
     def numbering(self) -> Numbering:
         known = None if self.found.classes is None else len(self.found.classes)
         found = numbering(self.looked, known, zero_is_class=self.zero_is_class, ignored=self.ignore)
-        if len(found.numbers) > MOST_CLASSES:
-            raise DataError(f"'{self.name}' has {len(found.numbers)} classes; at most {MOST_CLASSES} fit into 8 bits.")
+        if (count := known or len(found.numbers)) > MOST_CLASSES:
+            raise DataError(f"'{self.name}' has {count} classes; at most {MOST_CLASSES} fit into masks of 8 bits.")
         if len(found.numbers) < 2 and any(each.values for each in self.looked):
             raise DataError(self._too_few(found))
         return found
