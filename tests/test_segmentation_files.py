@@ -144,7 +144,7 @@ def test_limits_keep_the_same_images_for_everybody(tmp_path: Path) -> None:
     folder = mask_files.ade(tmp_path / "ade")
     assert sizes(opened(folder, "train=4, test=1")) == [2, 2, 1]
     with pytest.raises(DataError, match="asks for 7 training images, and there are 6"):
-        opened(folder, "train=7").split(0, 0.5)
+        opened(folder, "train=7")
 
 
 def test_copies_are_never_on_both_sides(tmp_path: Path) -> None:

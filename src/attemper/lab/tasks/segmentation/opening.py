@@ -18,7 +18,7 @@ from attemper.lab.tasks.scan_files import look_through
 from attemper.lab.tasks.segmentation.examining import NO_CLASS, Looked, Numbering, examine, numbering
 from attemper.lab.tasks.segmentation.layouts import VOC, Pair, Pairs, Part, Zero, list_pairs
 from attemper.lab.tasks.segmentation.sources import LazyMasks, MaskFiles, MaskSource, MemoryMasks
-from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
+from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask, kept_of
 from attemper.lab.tasks.source import found_under
 from attemper.lab.tasks.split import hold_out, joined
 
@@ -51,7 +51,8 @@ def open_segment(
     canvas = (size, size if width is None else width)
     files = SegmentationFiles(name, found, root, canvas, (zero or found.zero) == "background", ignore)
     skipped = files.faults.settle(f"'{found.folder}'", broken, remedy=files.remedy)
-    parts = files.parts
+    limits: dict[Part, int | None] = {"training": train, "test": test}
+    parts = {part: files.limited(part, limits.get(part)) for part in files.parts}
     notes = (*found.notes, *skipped, *files.notes)
     for each in notes:
         note(each)
@@ -66,8 +67,6 @@ def open_segment(
         validation=None if validation is None else lambda: files.source(validation),
         classes=files.classes,
         groups=files.groups_of(parts["training"]),
-        train=train,
-        test_images=test,
         notes=notes,
     )
 
@@ -164,6 +163,12 @@ class SegmentationFiles:
                     f"'{self.name}' has {len(indices)} {part} images that can be used; it needs at least {least}."
                 )
         return parts
+
+    def limited(self, part: Part, limit: int | None) -> list[int]:
+        """So many pairs of a part; before any is decoded."""
+        indices = self.parts[part]
+        kept = kept_of(self.name, len(indices), limit, part, self.groups_of(indices))
+        return indices if kept is None else torch.tensor(indices)[kept].tolist()
 
     def _held_out(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
         """A fixed fifth is for test."""

@@ -63,6 +63,15 @@ class Tally:
     pixels: int
 
 
+def kept_of(name: str, there: int, limit: int | None, part: str, groups: Tensor | None = None) -> Tensor | None:
+    """Which of so many images stay under a limit, always the same ones; None: all of them."""
+    if limit is None or limit == there:
+        return None
+    if limit > there:
+        raise DataError(f"'{name}' asks for {limit} {part} images, and there are {there}.")
+    return divide(torch.zeros(there, dtype=torch.int64), limit, FIXED, groups)[1]
+
+
 @dataclasses.dataclass
 class SegmentationTask:
     """Images with a class for every pixel.
@@ -98,18 +107,10 @@ class SegmentationTask:
     def _training(self) -> tuple[MaskSource, Tensor | None]:
         """The pool, and the groups in it."""
         source = self.pool()
-        kept = self._kept(len(source), self.train, "training", self.groups)
+        kept = kept_of(self.name, len(source), self.train, "training", self.groups)
         if kept is None:
             return source, self.groups
         return cast(MaskSource, source.take(kept)), None if self.groups is None else self.groups[kept]
-
-    def _kept(self, there: int, limit: int | None, part: str, groups: Tensor | None = None) -> Tensor | None:
-        """Which samples stay; None: all of them."""
-        if limit is None or limit == there:
-            return None
-        if limit > there:
-            raise DataError(f"'{self.name}' asks for {limit} {part} images, and there are {there}.")
-        return divide(torch.zeros(there, dtype=torch.int64), limit, FIXED, groups)[1]
 
     def split(self, seed: int, validation: float) -> tuple[Source, Source]:
         """Validation images as the files have them, where there are any; else a part of training, by the seed."""
@@ -127,7 +128,7 @@ class SegmentationTask:
 
     def test(self) -> Source:
         source = self.held_out()
-        kept = self._kept(len(source), self.test_images, "test")
+        kept = kept_of(self.name, len(source), self.test_images, "test")
         return source if kept is None else source.take(kept)
 
     def to_input(self, stored: Tensor) -> Tensor:
