@@ -79,7 +79,7 @@ def predict_mask(trained: Trained, file: Path) -> Tensor:
 
     from attemper.lab.tasks.image_files import as_rgb, upright
     from attemper.lab.tasks.sample_files import open_image
-    from attemper.lab.tasks.segmentation.canvas import from_canvas, on_canvas
+    from attemper.lab.tasks.segmentation.canvas import classes_from_canvas, on_canvas
     from attemper.tempering.outputs import logits_of
 
     inputs, device = trained.inputs, next(trained.model.parameters()).device
@@ -87,7 +87,7 @@ def predict_mask(trained: Trained, file: Path) -> Tensor:
     with torch.no_grad():
         x = inputs.normalise(on_canvas(image, (inputs.height, inputs.width))[None].to(device))
         logits = logits_of(trained.model(x))[0].float()
-        return from_canvas(logits, (image.height, image.width)).argmax(0).cpu()
+        return classes_from_canvas(logits, (image.height, image.width)).cpu()
 
 
 def write_mask(path: Path, mask: Tensor, numbers: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from attemper.lab.tasks.classification import Details, Metrics, class_table
 from attemper.lab.tasks.normalising import NORMALISATIONS, Normalisation
 from attemper.lab.tasks.pictures import Picture, spread
 from attemper.lab.tasks.segmentation.augment import parse_mask_augmentation
-from attemper.lab.tasks.segmentation.canvas import from_canvas, place_of
+from attemper.lab.tasks.segmentation.canvas import classes_from_canvas, place_of
 from attemper.lab.tasks.segmentation.drawing import draw
 from attemper.lab.tasks.segmentation.scores import class_ious, make_metric, mean_iou, pixel_accuracy
 from attemper.lab.tasks.segmentation.sources import MaskSource
@@ -171,7 +171,7 @@ class SegmentationTask:
             pixels += targets.ne(IGNORED).sum()
             for at, each in enumerate(logits, start=position):
                 truth = source.truth(at).to(device, non_blocking=True)
-                found = from_canvas(each, (truth.shape[0], truth.shape[1])).argmax(0)
+                found = classes_from_canvas(each, (truth.shape[0], truth.shape[1]))
                 metric.update(found[None], truth[None].long())
         return Tally(metric.confmat.cpu(), float(loss), int(pixels))
 
