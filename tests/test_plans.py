@@ -13,7 +13,6 @@ from torch import nn
 
 from attemper.errors import ParameterError
 from attemper.lab.study.planfile import load_plan
-from attemper.lab.tasks.augment import parse_augmentation
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
@@ -22,12 +21,16 @@ from attemper.lab.training.teacher import open_teacher
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = sorted((ROOT / "plans").glob("*.yaml"))
+STAND_INS = {"segment": "noise-masks"}
+"""What is tried in place of data that is not here, where that is no image with one class."""
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_every_recipe_of_a_ready_plan_fits_its_model(path: Path) -> None:
     plan = load_plan(path)
-    task = open_task("noise(size=64, classes=4, train=64, test=8)")
+    task = open_task(f"{STAND_INS.get(plan.task.partition(':')[0], 'noise')}(size=64, classes=4, train=64, test=8)")
+    if path.stem.endswith("-smoke"):
+        task = open_task(plan.task)
     for entry in plan.recipes:
         spec = plan.spec(entry.configurations[0], plan.lr[0], plan.seeds[0], task.name)
         # Not every CPU that says it knows bfloat16 does; what fits in one precision fits in the other.
@@ -35,7 +38,7 @@ def test_every_recipe_of_a_ready_plan_fits_its_model(path: Path) -> None:
         if budget.teacher is not None:  # a small one, as untrained as this task: nothing is downloaded here
             budget = dataclasses.replace(budget, teacher="timm:resnet10t(pretrained=false)")
         check_run(dataclasses.replace(spec, budget=budget), task)
-    assert str(parse_augmentation(plan.budget.augment))
+    assert str(task.augmentation(plan.budget.augment))
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

@@ -15,6 +15,7 @@ EXTRAS = {
         "torchmetrics": "detection",
         "ray": "ray",
         "optuna": "recommend",
+        "torchmetrics": "segmentation",
         "webdataset": "stream",
         "datasets": "stream",
     },

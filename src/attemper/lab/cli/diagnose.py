@@ -163,6 +163,11 @@ class Diagnose:
 
         found = find_run(folder, self.of)
         spec, inputs = read_trained(found)
+        if inputs.numbers:
+            raise ParameterError(
+                f"'{folder}' gives every pixel a class, and its images are not cut to squares, as they would be here: "
+                "'attemper train --probe-every' and 'attemper compare --probe-every' look at its attention."
+            )
         checkpoint = self.checkpoint or found / WEIGHTS
         return Subject(
             model=spec.model,

@@ -69,5 +69,5 @@ class ExportModel:
         say(
             console(),
             f"It takes images of {size}: pixels from 0 to 1, less the mean ({mean}), over the deviation ({deviation}). "
-            f"It gives logits of {len(inputs.classes)} classes.",
+            f"It gives logits of {len(inputs.classes)} classes{', for every pixel' if inputs.numbers else ''}.",
         )

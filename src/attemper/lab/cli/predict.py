@@ -30,6 +30,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 class Predict:
     """Say what a trained model takes images for: labels and probabilities, for every image of a folder.
 
+    Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image.
+
     Images are treated as in training: cut to their middle square, resized, normalised. Those that cannot be decoded are
     skipped and named. Of a study, the run that is best on validation predicts.
 
@@ -37,6 +39,7 @@ class Predict:
       attemper predict runs/one --images photos
       attemper predict runs/photos-vit --images photos --out predictions.csv
       attemper predict runs/photos-vit --of "dropkey(0.1)" --images photos --top 3
+      attemper predict runs/streets --images photos --out masks
     """
 
     run_folder: Run
@@ -44,7 +47,7 @@ class Predict:
     """A folder with images, at any depth."""
     of: Of = None
     out: Writable = None
-    """A CSV file with the label and all probabilities of every image."""
+    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks."""
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
@@ -72,6 +75,10 @@ class Predict:
         files = image_files(self.images)
         trained = load_trained(find_run(self.run_folder, self.of), choose_device(self.device))
         say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        if trained.inputs.numbers:
+            from attemper.lab.cli.predicted_masks import write_masks
+
+            return write_masks(trained, self.images, files, self.out, self.top, json=self.json)
         found: list[tuple[str, list[float]]] = []
         skipped: list[str] = []
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())

@@ -45,6 +45,7 @@ def about(trained: Trained) -> dict[str, str]:
         "size": json.dumps([inputs.channels, inputs.height, inputs.width]),
         "model": trained.spec.model,
         "recipe": trained.spec.recipe,
+        **({"numbers": json.dumps(inputs.numbers)} if inputs.numbers else {}),
     }
 
 

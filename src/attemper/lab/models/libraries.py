@@ -1,12 +1,29 @@
 """Models of timm and Transformers, built for a task's inputs: untrained and without any download, unless asked for."""
 
 import inspect
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Protocol
 
 from torch import nn
 
 from attemper.errors import ParameterError, first_line, suggestion
 from attemper.lab.tasks.base import InputShape
+
+
+class Images(Protocol):
+    """The part of a shape that a model for images is built for."""
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def height(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
 
 
 def from_timm(name: str, shape: InputShape, options: dict[str, Any], *, pretrained: bool = False) -> nn.Module:
@@ -91,16 +108,28 @@ def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> 
     """Transformers' image classifier, untrained: the default configuration of a model type such as 'vit', or that of a
     model 'OWNER/NAME' of the hub or in a folder, changed by options.
     """
-    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers import AutoModelForImageClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
+    return built_from_config(kind, shape, options, AutoModelForImageClassification, KNOWN, "image classifier")
+
+
+def built_from_config(
+    kind: str, shape: Images, options: dict[str, Any], auto: Any, known: Collection[str], what: str
+) -> nn.Module:
+    """What one of Transformers' Auto classes makes of a configuration, untrained.
+
+    known: the model types that it has. what: it makes, for messages.
+    """
+    from transformers import AutoConfig
 
     from attemper.lab.models.trained import transformers_config
 
     named = "/" in kind
-    if not named and kind not in KNOWN:
+    if not named and kind not in known:
         raise ParameterError(
-            f"Transformers has no image classifier of the model type '{kind}'.{suggestion(kind, KNOWN)} "
-            f"There are: {', '.join(sorted(KNOWN))}. A model of the hub is named as OWNER/NAME."
+            f"Transformers has no {what} of the model type '{kind}'.{suggestion(kind, known)} "
+            f"There are: {', '.join(sorted(known))}. A model of the hub is named as OWNER/NAME."
         )
     attributes = (transformers_config(kind) if named else AutoConfig.for_model(kind)).to_dict()
     for option in options:
@@ -112,7 +141,7 @@ def from_transformers(kind: str, shape: InputShape, options: dict[str, Any]) -> 
     try:
         given = {**given, "num_labels": shape.classes}
         config = transformers_config(kind, **given) if named else AutoConfig.for_model(kind, **given)
-        model: nn.Module = AutoModelForImageClassification.from_config(config)
+        model: nn.Module = auto.from_config(config)
     except ParameterError:
         raise
     except Exception as error:  # configurations check themselves, each in its own way

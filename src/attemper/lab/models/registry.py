@@ -20,6 +20,13 @@ from attemper.lab.models.localvit import localvit
 from attemper.lab.models.naming import is_pretrained
 from attemper.lab.models.own import build_own
 from attemper.lab.models.resnet import resnet
+from attemper.lab.models.segmentation import (
+    SEGFORMERS,
+    segformer,
+    segmenter_from_timm,
+    segmenter_from_transformers,
+    segvit,
+)
 from attemper.lab.models.starting import start_from
 from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.trained import library_weights
@@ -27,6 +34,7 @@ from attemper.lab.models.translation import seq2seq
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
 from attemper.lab.tasks.boxes.shape import BoxShape
+from attemper.lab.tasks.segmentation.task import MaskShape
 from attemper.lab.tasks.text import TextShape
 
 Fitting = TypeVar("Fitting")
@@ -93,6 +101,20 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         "small, for boxes and little data: 3 + 3 layers, width 128, every place of the image is a query",
     ),
     "detr": (detr, BoxShape, "Transformers' DETR for boxes: ResNet-18 or any backbone, 6 + 6 layers, width 256"),
+    "segvit-shapes": (
+        functools.partial(segvit, width=48, depth=4, heads=4, mlp=96, patch=4),
+        MaskShape,
+        "a class for every pixel: 4 blocks, width 48, 4 × 4 patches: learns made-up shapes in seconds",
+    ),
+    "segvit": (segvit, MaskShape, "a class for every pixel: a ViT with a linear head, or head=upernet; ViT-Ti's size"),
+    **{
+        f"segformer-{kind}": (
+            functools.partial(segformer, kind=kind),
+            MaskShape,
+            f"Transformers' SegFormer-{kind.upper()}",
+        )
+        for kind in SEGFORMERS
+    },
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
 }
 
@@ -135,6 +157,10 @@ def _build(text: str, shape: Shape) -> nn.Module:
     library, _, rest = name.partition(":")
     if library in ("timm", "hf") and not isinstance(options.pop("pretrained", True), bool):
         raise ParameterError(f"'{text}': pretrained must be true or false.")
+    if isinstance(shape, MaskShape) and library == "timm" and rest:
+        return segmenter_from_timm(rest, shape, options)
+    if isinstance(shape, MaskShape) and library == "hf" and rest:
+        return segmenter_from_transformers(rest, shape, options)
     if library == "timm" and rest:
         return from_timm(rest, _fitting(text, shape, InputShape), options)
     if library == "hf" and rest:

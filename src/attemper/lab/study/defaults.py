@@ -16,6 +16,7 @@ from attemper.lab.tasks.base import ImageTask, InputShape, SequenceShape, Task
 from attemper.lab.tasks.boxes.shape import BoxShape
 from attemper.lab.tasks.normalising import NORMALISATIONS, name_of
 from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
 from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.training.spec import Budget, RunSpec
 
@@ -27,6 +28,8 @@ UPRIGHT = ("digits", "idx")
 """Tasks whose images are characters: a mirrored one would be another."""
 RECIPES = ("none", "dropkey(0.1, schedule=decreasing)", "drophead(0.1)", "droppath(0.1)")
 """Compared where nobody says: what acts on attention of every kind, and leaves trained weights what they are."""
+TINY = 32
+"""Side in pixels up to which images with masks are made-up shapes, or as simple."""
 LARGE = 96
 """Side in pixels from which a part of an image still shows what the whole does."""
 
@@ -207,8 +210,9 @@ def _task_text(text: str, wishes: Wishes, tuned: bool, root: Path | None) -> tup
         added["size"] = wishes.size
     if tuned and wishes.normalise not in (None, "data") and "normalise" not in options:
         task = open_task(render_call(name, {**options, **added}), root)
-        known = isinstance(task, StreamTask) and task.normalise == NORMALISATIONS.get(str(wishes.normalise))
-        if isinstance(task, ImageTask | StreamTask) and not known:
+        usual = task.normalise if isinstance(task, StreamTask | SegmentationTask) else None
+        known = usual is not None and usual == NORMALISATIONS.get(str(wishes.normalise))
+        if isinstance(task, ImageTask | StreamTask | SegmentationTask) and not known:
             added["normalise"] = wishes.normalise
     return (render_call(name, {**options, **added}) if added else text), added
 
@@ -220,6 +224,8 @@ def _model_for(task: Task) -> str:
         return "vit-digits" if max(shape.height, shape.width) <= 16 else "vit-cifar"
     if isinstance(shape, SequenceShape):
         return "encoder"
+    if isinstance(shape, MaskShape):
+        return "segvit-shapes" if max(shape.height, shape.width) <= TINY else "segvit"
     from attemper.lab.models.registry import OWN
 
     fitting = [name for name, (_, kind, _) in OWN.items() if isinstance(shape, kind)]
@@ -267,6 +273,8 @@ def _budget_for(task: Task, samples: int, tuned: bool) -> dict[str, Any]:
     if isinstance(task.shape, BoxShape):
         chosen |= {"augment": "flip+crop+photometric", "batch_size": 16 if small else 32}
         chosen["epochs"] *= 1 if tuned else 2  # where objects are takes longer to learn than what they are
+    if isinstance(task.shape, MaskShape):
+        chosen["augment"] = "scale-crop+photometric"
     Budget.from_dict(chosen)
     return chosen
 

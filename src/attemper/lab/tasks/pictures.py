@@ -41,9 +41,9 @@ class Picture:
         return {"caption": self.caption, "data": base64.b64encode(self.data).decode()}
 
 
-def picture(image: Image, caption: str) -> Picture:
-    """A picture in bounded size: a PNG where that is small, else a JPEG."""
-    image = fitted(image.convert("RGB"), SIDE)
+def picture(image: Image, caption: str, side: int = SIDE) -> Picture:
+    """A picture in bounded size: a PNG where that is small, else a JPEG. side: pixels of the longer side at most."""
+    image = fitted(image.convert("RGB"), side)
     data = _encoded(image, format="PNG", optimize=True)
     for quality in QUALITIES:
         if len(data) <= MOST_BYTES:

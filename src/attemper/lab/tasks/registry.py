@@ -31,6 +31,10 @@ from attemper.lab.tasks.normalising import read_normalisation
 from attemper.lab.tasks.notifications import collecting
 from attemper.lab.tasks.numerals import open_numerals
 from attemper.lab.tasks.own.opening import open_own
+from attemper.lab.tasks.segmentation.noise import open_noise_masks
+from attemper.lab.tasks.segmentation.opening import open_segment
+from attemper.lab.tasks.segmentation.shapes import open_shapes
+from attemper.lab.tasks.segmentation.task import SegmentationTask
 from attemper.lab.tasks.sequences import open_sequences
 from attemper.lab.tasks.source import found_under
 from attemper.lab.tasks.streaming.hf import open_hf
@@ -57,6 +61,9 @@ TASKS = {
     "sequences:PATH": "windows of measurements with one class each, such as of an accelerometer: .npz or .npy files",
     "actions:PATH": "features of videos with annotated actions: an .npz file, or a folder as of OadTR or ActionFormer",
     "planted": "made-up videos with planted actions, no files needed",
+    "segment:PATH": "images with masks, a class for every pixel: a folder as of ADE20K, Pascal VOC or Oxford-IIIT Pet",
+    "noise-masks": "random images with masks, by which plans are measured; no files needed",
+    "shapes": "made-up pictures of discs, boxes and rings with masks, no files needed",
     OWN: "what a function of your own returns, in an installed module or one of the current directory",
     "csv:FILE": "images whose names and classes a CSV lists",
     "noise": "random images in any number and size, by which plans are measured; no files needed",
@@ -79,6 +86,7 @@ FILES: dict[str, Callable[..., Task]] = {
     "sequences": open_sequences,
     "actions": open_actions,
     "coco": open_coco,
+    "segment": open_segment,
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
@@ -130,7 +138,7 @@ def _is_own(name: str) -> bool:
 
 def normalised(task: Task, label: str, given: Any) -> Task:
     """The task with other numbers taken out of its channels than it would."""
-    if not isinstance(task, ImageTask | StreamTask):
+    if not isinstance(task, ImageTask | StreamTask | SegmentationTask):
         raise ParameterError(f"'{label}' has no images in bytes that could be normalised; leave normalise out.")
     found = read_normalisation(given, task.shape.channels)
     if isinstance(task, ImageTask):
@@ -156,6 +164,10 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(FILES[kind], label, rest, root)
     if name == "boxes":
         return functools.partial(open_boxes, label)
+    if name == "noise-masks":
+        return functools.partial(open_noise_masks, label)
+    if name == "shapes":
+        return functools.partial(open_shapes, label)
     if name == "planted":
         return functools.partial(open_planted, label)
     if kind == "timm" and rest:

@@ -106,6 +106,11 @@ def start_method(workers: int) -> str | None:
     return "fork" if workers and sys.platform == "linux" else None
 
 
+def default_workers() -> int:
+    """How many processes read files beside the one that trains."""
+    return max(0, min(8, (os.cpu_count() or 1) - 1))
+
+
 @dataclasses.dataclass
 class LazySource:
     """Images that are decoded when they are asked for.
@@ -118,7 +123,7 @@ class LazySource:
     targets: Tensor
     indices: Tensor | None = None
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
-    workers: int = dataclasses.field(default_factory=lambda: max(0, min(8, (os.cpu_count() or 1) - 1)))
+    workers: int = dataclasses.field(default_factory=default_workers)
     in_memory: bool = dataclasses.field(default=False, init=False)
     groups: Tensor | None = None
     facts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict, kw_only=True)

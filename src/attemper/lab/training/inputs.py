@@ -1,4 +1,7 @@
-"""What a trained model takes: the size of its images, how they are normalised, and what its classes are called."""
+"""What a trained model takes: the size of its images, how they are normalised, and what its classes are called.
+
+Of a segmentation, also which number in a mask stands for which class.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from attemper.errors import UnreadableError
 from attemper.lab.tasks.base import InputShape, Task
+from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,16 @@ class ImageInputs:
     mean: tuple[float, ...]
     """Of every channel, for pixels from 0 to 1."""
     deviation: tuple[float, ...]
+    numbers: tuple[int, ...] = ()
+    """Of the classes in masks, where every pixel has a class; empty: a class per image."""
 
     @classmethod
     def of(cls, task: Task) -> ImageInputs | None:
         """Those of a task; None where its samples are no images, or more is done to them than to normalise them."""
         shape = task.shape
+        if isinstance(task, SegmentationTask):
+            size = task.shape.channels, task.shape.height, task.shape.width
+            return cls(*size, task.classes, task.normalise.mean, task.normalise.deviation, task.numbers)
         if not isinstance(shape, InputShape):
             return None
         levels = [0, 128, 255]
@@ -65,19 +74,23 @@ class ImageInputs:
                 tuple(map(str, held["classes"])),
                 tuple(map(float, held["mean"])),
                 tuple(map(float, held["deviation"])),
+                tuple(map(int, held.get("numbers", ()))),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise UnreadableError(f"what the weights say of their inputs cannot be read ({error!r})") from error
-        if not len(found.mean) == len(found.deviation) == found.channels:
+        fits = len(found.mean) == len(found.deviation) == found.channels
+        if not fits or (found.numbers and len(found.numbers) != len(found.classes)):
             raise UnreadableError("what the weights say of their inputs does not fit together")
         return found
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        held = asdict(self)
+        return json.dumps(held if self.numbers else {name: each for name, each in held.items() if name != "numbers"})
 
     @property
-    def shape(self) -> InputShape:
-        return InputShape(self.channels, self.height, self.width, len(self.classes))
+    def shape(self) -> InputShape | MaskShape:
+        kind = MaskShape if self.numbers else InputShape
+        return kind(self.channels, self.height, self.width, len(self.classes))
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 (B, 3, H, W) → what the model takes; for a model of one channel, grey values."""

@@ -140,7 +140,7 @@ class Learner:
         if counted is None or self.ranks.alone:
             return None
         here = counted.sum().float()
-        return here / self.ranks.sum(here) / self.share
+        return here / self.ranks.sum(here).clamp_min(1) / self.share
 
     @torch.no_grad()
     def taught(self, inputs: Tensor) -> Tensor | None:

@@ -1,0 +1,224 @@
+"""`segment:FOLDER`: a user's images with masks."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attemper.lab.errors import DataError
+from attemper.lab.tasks import source as memory
+from attemper.lab.tasks.broken import Broken
+from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.fingerprint import of_parts
+from attemper.lab.tasks.notifications import note
+from attemper.lab.tasks.scan_files import look_through
+from attemper.lab.tasks.segmentation.examining import NO_CLASS, Looked, Numbering, examine, numbering
+from attemper.lab.tasks.segmentation.layouts import VOC, Pair, Pairs, Part, Zero, list_pairs
+from attemper.lab.tasks.segmentation.sources import LazyMasks, MaskFiles, MaskSource, MemoryMasks
+from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask, kept_of
+from attemper.lab.tasks.source import found_under
+from attemper.lab.tasks.split import hold_out, joined
+
+MOST_CLASSES = 254
+"""Of numbers of 8 bits, 0 and 255 may stand for pixels that are not labelled."""
+
+
+def open_segment(
+    name: str,
+    path: str,
+    root: Path,
+    *,
+    size: int = 128,
+    width: int | None = None,
+    zero: Zero | None = None,
+    ignore: int | None = None,
+    broken: Broken = "refuse",
+    train: int | None = None,
+    test: int | None = None,
+) -> SegmentationTask:
+    """The images and masks of a folder, in the layouts that `list_pairs` knows.
+
+    size: height in pixels of what a model sees. width: its width; None: the same. An image is resized to fit into it.
+    zero: whether 0 in a mask is a class, background, or unlabelled; None: as its layout has it.
+    ignore: the number of pixels that count for nothing; None: 255.
+    broken: what becomes of pairs that cannot be used: refuse, or skip.
+    train, test: keep only so many images, always the same ones.
+    """
+    found = list_pairs(found_under(root, path))
+    canvas = (size, size if width is None else width)
+    files = SegmentationFiles(name, found, root, canvas, (zero or found.zero) == "background", ignore)
+    skipped = files.faults.settle(f"'{found.folder}'", broken, remedy=files.remedy)
+    limits: dict[Part, int | None] = {"training": train, "test": test}
+    parts = {part: files.limited(part, limits.get(part)) for part in files.parts}
+    notes = (*found.notes, *skipped, *files.notes)
+    for each in notes:
+        note(each)
+    validation = parts.get("validation")
+    return SegmentationTask(
+        name=name,
+        shape=MaskShape(channels=3, height=canvas[0], width=canvas[1], classes=len(files.classes)),
+        fingerprint=files.fingerprint,
+        pool=lambda: files.source(parts["training"]),
+        held_out=lambda: files.source(parts["test"]),
+        numbers=files.numbering.numbers,
+        validation=None if validation is None else lambda: files.source(validation),
+        classes=files.classes,
+        groups=files.groups_of(parts["training"]),
+        notes=notes,
+    )
+
+
+@dataclasses.dataclass
+class SegmentationFiles:
+    """The pairs of a folder, looked at, and what becomes of each."""
+
+    name: str
+    found: Pairs
+    root: Path
+    canvas: tuple[int, int]
+    zero_is_class: bool
+    ignore: int | None
+
+    @cached_property
+    def all(self) -> list[tuple[Part, Pair]]:
+        return [(part, pair) for part, pairs in self.found.parts.items() for pair in pairs]
+
+    @cached_property
+    def looked(self) -> list[Looked]:
+        return examine([pair for _, pair in self.all], self.root)
+
+    @cached_property
+    def numbering(self) -> Numbering:
+        known = None if self.found.classes is None else len(self.found.classes)
+        found = numbering(self.looked, known, zero_is_class=self.zero_is_class, ignored=self.ignore)
+        if (count := known or len(found.numbers)) > MOST_CLASSES:
+            raise DataError(f"'{self.name}' has {count} classes; at most {MOST_CLASSES} fit into masks of 8 bits.")
+        if len(found.numbers) < 2 and any(each.values for each in self.looked):
+            raise DataError(self._too_few(found))
+        return found
+
+    def _too_few(self, found: Numbering) -> str:
+        values = sorted({value for each in self.looked for value in each.values})
+        first = "0 is a class" if self.zero_is_class else "0 is unlabelled"
+        return (
+            f"The masks of '{self.found.folder}' have {len(found.numbers)} classes, and 2 are needed. Their numbers "
+            f"are {', '.join(map(str, values[:10]))}, where {first} and {found.ignored} is ignored; zero=background, "
+            "zero=unlabelled and ignore=NUMBER say otherwise. Classes are numbered one by one, not as shades of grey."
+        )
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        numbers, names = self.numbering.numbers, self.found.classes
+        if names is None and self.zero_is_class and numbers == tuple(range(len(VOC))):
+            names = VOC
+        first = 0 if self.zero_is_class else 1
+        return tuple(str(number) if names is None else names[number - first] for number in numbers)
+
+    @cached_property
+    def _faults_of(self) -> list[list[tuple[str, str]]]:
+        """What is wrong with every pair, as kinds with reasons."""
+        return [[*each.faults, *(self.numbering.faults(each.values) if each.values else ())] for each in self.looked]
+
+    @cached_property
+    def faults(self) -> Faults:
+        """The same, kind by kind, with the files that are to be looked at."""
+        found = Faults()
+        for (part, pair), faults in zip(self.all, self._faults_of, strict=True):
+            for kind, why in faults:
+                file = (pair.mask or pair.image) if kind.startswith("masks") else (pair.image or pair.mask)
+                shown = f"{pair.name} ({part})" if file is None else file.relative_to(self.found.folder).as_posix()
+                found.add(kind, shown, why)
+        return found
+
+    @property
+    def remedy(self) -> str:
+        """What can be done about the faults."""
+        if NO_CLASS not in self.faults.found:
+            return "Repair or remove them"
+        return "See whether classes.txt, zero= and ignore= say what the numbers mean; repair or remove the others"
+
+    @cached_property
+    def _usable(self) -> dict[Part, list[int]]:
+        """The numbers of the pairs that can be used. The test set is chosen from all, whether or not they can."""
+        members: dict[Part, list[int]] = {}
+        for index, (part, _) in enumerate(self.all):
+            members.setdefault(part, []).append(index)
+        if "test" not in members:
+            members["training"], members["test"] = self._held_out(members["training"])
+        return {part: [i for i in indices if not self._faults_of[i]] for part, indices in members.items()}
+
+    @cached_property
+    def parts(self) -> dict[Part, list[int]]:
+        """The same, without training images that validation or test has, too."""
+        held = {self.looked[i].image for part, each in self._usable.items() if part != "training" for i in each}
+        training = [index for index in self._usable["training"] if self.looked[index].image not in held]
+        parts = {**self._usable, "training": training}
+        for part, indices in parts.items():
+            least = 2 if part == "training" and "validation" not in parts else 1
+            if len(indices) < least:
+                raise DataError(
+                    f"'{self.name}' has {len(indices)} {part} images that can be used; it needs at least {least}."
+                )
+        return parts
+
+    def limited(self, part: Part, limit: int | None) -> list[int]:
+        """So many pairs of a part; before any is decoded."""
+        indices = self.parts[part]
+        kept = kept_of(self.name, len(indices), limit, part, self.groups_of(indices))
+        return indices if kept is None else torch.tensor(indices)[kept].tolist()
+
+    def _held_out(self, indices: Sequence[int]) -> tuple[list[int], list[int]]:
+        """A fixed fifth is for test."""
+        chosen = torch.tensor(indices)
+        kept, held = hold_out(torch.zeros(len(indices), dtype=torch.int64), self.groups_of(indices))
+        return chosen[kept].tolist(), chosen[held].tolist()
+
+    def groups_of(self, indices: Sequence[int]) -> Tensor | None:
+        """Copies of one image are a group; None: there are none."""
+        digests = [self.looked[index].image or str(index) for index in indices]
+        return None if len(set(digests)) == len(digests) else joined(len(digests), digests)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know, in sentences."""
+        turned = sum(each.turned for each in self.looked)
+        found = [f"Images that are turned to lie below their masks, as their EXIF data say: {turned:,}."] * bool(turned)
+        if copies := len(self._usable["training"]) - len(self.parts["training"]):
+            found.append(f"Left out of training, since validation or test has the same image: {copies:,}.")
+        return [*found, *self._unseen()]
+
+    def _unseen(self) -> list[str]:
+        """A line about classes that no training mask has."""
+        seen = {value for index in self.parts["training"] for value in self.looked[index].values}
+        missing = [
+            name for name, number in zip(self.classes, self.numbering.numbers, strict=True) if number not in seen
+        ]
+        return [f"No training mask has these classes: {', '.join(missing)}."] if missing else []
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of names, contents and meanings: what a mask's number stands for, and the size of what a model sees."""
+        numbers = self.numbering
+        texts = [f"{self.canvas} {numbers}", *self.classes]
+        for part, indices in sorted(self.parts.items()):
+            for index in indices:
+                looked = self.looked[index]
+                texts.append(f"{part} {self.all[index][1].name} {looked.image} {looked.mask} {looked.turned}")
+        return of_parts(*texts)
+
+    def source(self, indices: Sequence[int]) -> MaskSource:
+        """Some of the pairs."""
+        load = MaskFiles(
+            [self.all[index][1] for index in indices],
+            [self.looked[index] for index in indices],
+            self.numbering,
+            self.canvas,
+        )
+        if load.bytes > memory.MEMORY_LIMIT:
+            return LazyMasks(load, torch.arange(len(load)))
+        pairs = look_through("decoding images and masks", range(len(load)), load)
+        truths = look_through("decoding masks", range(len(load)), load.truth)
+        return MemoryMasks(torch.stack([image for image, _ in pairs]), torch.stack([mask for _, mask in pairs]), truths)
