@@ -22,9 +22,12 @@ from attemper.lab.models.starting import start_from
 from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.trained import library_weights
 from attemper.lab.models.translation import seq2seq
+from attemper.lab.models.two_stream import two_stream
+from attemper.lab.models.vilt import vilt
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
 from attemper.lab.tasks.text import TextShape
+from attemper.lab.tasks.vqa.shape import QuestionShape
 
 Fitting = TypeVar("Fitting")
 GROUP = "attemper.models"
@@ -85,6 +88,8 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
+    "two-stream": (two_stream, QuestionShape, "for questions about images: the question looks at patches; width 64"),
+    "vilt": (vilt, QuestionShape, "Transformers' ViLT for questions about images: 12 blocks, width 768, 12 heads"),
 }
 
 LIBRARIES = {

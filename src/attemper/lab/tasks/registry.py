@@ -36,6 +36,7 @@ from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.tasks.streaming.wds import open_wds
 from attemper.lab.tasks.timm_data import open_timm
 from attemper.lab.tasks.translation import open_translation
+from attemper.lab.tasks.vqa.opening import open_vqa
 
 ROOT_VARIABLE = "ATTEMPER_DATA"
 GROUP = "attemper.tasks"
@@ -63,6 +64,7 @@ TASKS = {
     "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
+    "vqa:PATH": "questions about images in the layout of VQAv2; vqa:easy, of the package easy-vqa; vqa:shapes, made up",
 }
 
 FILES: dict[str, Callable[..., Task]] = {
@@ -74,6 +76,7 @@ FILES: dict[str, Callable[..., Task]] = {
     "mel": open_mel,
     "sequences": open_sequences,
     "actions": open_actions,
+    "vqa": open_vqa,
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
