@@ -15,10 +15,14 @@ from attemper.lab.cli.printing import console, print_json, say
 if TYPE_CHECKING:
     from attemper.lab.evaluation.runs import FinishedRun
 
+DEFAULT_SUITES = "calibration,robustness"
+
 
 @dataclass(frozen=True)
 class Evaluate:
     """Measure calibration and robustness of a finished run, on its test set and on others.
+
+    Of a run that is no classifier of images, the task's own metrics are measured, class by class and with pictures.
 
     It writes evaluation.json and a page, evaluation.html, into the run's folder. Of a study, the run that is best on
     validation is evaluated, or with --of the best one of a recipe; its folder is below the study's weights/. To
@@ -36,7 +40,7 @@ class Evaluate:
 
     run_folder: Run
     of: Of = None
-    suites: Suites = "calibration,robustness"
+    suites: Suites = DEFAULT_SUITES
     imagenet_v2: Writable = None
     """A folder of ImageNet-V2."""
     imagenet_a: Writable = None
@@ -57,16 +61,17 @@ class Evaluate:
     def run(self, words: Sequence[str] = ()) -> int:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from attemper.files import atomic_write
+        from attemper.lab.cli.task_metrics import has_own_metrics
         from attemper.lab.evaluation.measure import evaluate
         from attemper.lab.evaluation.runs import load_run
-        from attemper.lab.folders import folder_errors
         from attemper.lab.study.winner import find_run
         from attemper.lab.training.loop import choose_device
 
         where, device = console(json=self.json), choose_device(self.device)
         folder = find_run(self.run_folder, self.of)
         finished = load_run(folder, root=self.data, device=device)
+        if has_own_metrics(finished):
+            return self._task_metrics(finished, folder, where)
         others = self._test_sets(finished)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
@@ -81,19 +86,42 @@ class Evaluate:
                 progress=lambda share: bar.update(line, completed=share),
             )
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
+        page = self._write(found, folder, _page(found), where)
+        say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
+        show_evaluation(where, found)
+        _show_test_sets(where, found)
+        self._end(found, page, where)
+        return 0
+
+    def _task_metrics(self, finished: FinishedRun, folder: Path, where: Any) -> int:
+        """The task's own metrics, for runs that are no classifiers of images."""
+        from attemper.lab.cli.task_metrics import lines, page_of, refuse_suites, task_metrics
+
+        names = ("suites", "imagenet_v2", "imagenet_a", "imagenet_r", "real", "real_labels", "wordnet")
+        refuse_suites(finished, {name: getattr(self, name) for name in names}, DEFAULT_SUITES)
+        found = {"spec": finished.spec.to_dict(), **task_metrics(finished)}
+        page = self._write(found, folder, page_of(found), where)
+        say(where, *lines(found))
+        self._end(found, page, where)
+        return 0
+
+    def _write(self, found: dict[str, Any], folder: Path, html: str, where: Any) -> Path:
+        """The figures and their page, into the run's folder."""
+        from attemper.files import atomic_write
+        from attemper.lab.folders import folder_errors
+
         path, page = (folder / f"evaluation.{ending}" for ending in ("json", "html"))
         with folder_errors(path):
             for kept in _keep_other(found, path, page):
                 say(where, f"note: an evaluation of other things was there; it is now {kept}")
             atomic_write(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
-            atomic_write(page, _page(found))
-        say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
-        show_evaluation(where, found)
-        _show_test_sets(where, found)
+            atomic_write(page, html)
+        return page
+
+    def _end(self, found: dict[str, Any], page: Path, where: Any) -> None:
         say(where, f"Page: {page}")
         if self.json:
             print_json(found)
-        return 0
 
     def _test_sets(self, finished: FinishedRun) -> list[Any]:
         """The other test sets that were named, opened before any of them is evaluated."""
@@ -134,7 +162,7 @@ def _keep_other(found: dict[str, Any], path: Path, page: Path) -> list[Path]:
     if not path.exists():
         return []
     there = read_object(read_bytes(path))
-    same = there.get("suites") == found["suites"] and _names(there) == _names(found)
+    same = there.get("suites") == found.get("suites") and _names(there) == _names(found)
     return [] if same else [set_aside(each, "before") for each in (path, page) if each.exists()]
 
 

@@ -75,6 +75,12 @@ class Entry:
         """What the test sample adds: how many items it has, and the errors of mean and difference that come of it."""
         return self.raw.get("sample") or {}
 
+    @property
+    def items(self) -> int | None:
+        """How many samples the test set has, where that is known."""
+        found = self.sample.get("items") or (self.raw.get("details") or {}).get("items")
+        return int(found) if found else None
+
     def mean_of(self, part: str) -> float | None:
         values = [value for _, value in self.by_seed(part)]
         return sum(values) / len(values) if values else None

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attemper.lab.report import confusion, evaluation, rate_charts
+from attemper.lab.report import by_class, confusion, evaluation, rate_charts
 from attemper.lab.report import probe_curves as probes
 from attemper.lab.report import study_charts as figures
 from attemper.lab.report import study_tables as tables
@@ -33,7 +33,9 @@ def render(
         tables.results(ranked, metric, confidence, str(summary.get("reading") or "")),
         figures.accuracy(ranked, metric, confidence, percent((summary.get("margin") or {}).get("value"))),
         confusion.classes(ranked),
-        figures.curves(ranked, metric),
+        by_class.by_class(ranked),
+        by_class.pictures(ranked),
+        figures.curves(ranked, metric, str(summary.get("learning") or "accuracy")),
         probes.attention(ranked),
         figures.gap(ranked, metric),
         evaluation.calibration(ranked),
@@ -48,8 +50,7 @@ def render(
     ]
     title = str(summary.get("title") or "A study")
     data = {key: value for key, value in summary.items() if key != "recipes"}
-    # The curves are in the charts and in the study's own files; without them the data stay small.
-    data["recipes"] = [{k: v for k, v in entry.raw.items() if k not in ("curves", "probes")} for entry in ranked]
+    data["recipes"] = [_small(entry.raw) for entry in ranked]
     lead = f'<p class="verdict">{escape(first)}</p>' if first else ""
     head = lead + (
         _cautions(summary)
@@ -60,6 +61,14 @@ def render(
     )
     shown = [section for section in sections if section is not None]
     return page(title, shown, head=head, kicker=kicker)
+
+
+def _small(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's data without its curves and pictures, which are in the page and in the study's own files."""
+    found = {name: value for name, value in row.items() if name not in ("curves", "probes")}
+    if "details" in found:
+        found["details"] = {name: value for name, value in found["details"].items() if name != "pictures"}
+    return found
 
 
 def _cautions(summary: Mapping[str, Any]) -> str:
@@ -94,7 +103,7 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     plan = summary.get("plan") or {}
     seeds = sorted({seed for entry in ranked for seed in entry.seeds})
     sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
-    items = next((entry.sample["items"] for entry in ranked if entry.sample.get("items")), None)
+    items = next((found for entry in ranked if (found := entry.items)), None)
     facts = {
         "Task": plan.get("task"),
         "Model": plan.get("model"),
@@ -105,12 +114,12 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
         "Equivalent within": _margin(summary),
         "Budget": _budget(plan.get("budget") or {}) or None,
     }
-    items = "".join(
+    told = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in facts.items()
         if value is not None
     )
-    return f'<dl class="facts">{items}</dl>' if items else ""
+    return f'<dl class="facts">{told}</dl>' if told else ""
 
 
 def _margin(summary: Mapping[str, Any]) -> str | None:

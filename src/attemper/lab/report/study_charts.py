@@ -101,12 +101,15 @@ def _spread(mean: float | None, deviation: float | None) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- learning curves
-def curves(ranked: Sequence[Entry], metric: str) -> Section | None:
-    """How training went: one panel per quantity, a line and a band per recipe."""
+def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> Section | None:
+    """How training went: one panel per quantity, a line and a band per recipe.
+
+    learning: what share of training batches is right, in a word.
+    """
     panels: list[tuple[str, str, Callable[[Mapping[str, Any]], float | None], bool]] = [
         (f"Validation {metric}", "%", lambda at: percent((at.get("validation") or {}).get(metric)), False),
         ("Validation loss", "loss", lambda at: finite((at.get("validation") or {}).get("loss")), True),
-        ("Training accuracy", "%", lambda at: percent(at.get("train_accuracy")), False),
+        (f"Training {learning}", "%", lambda at: percent(at.get("train_accuracy")), False),
         ("Training loss", "loss", lambda at: finite(at.get("train_loss")), True),
         ("Penalty in the loss", "penalty", lambda at: finite(at.get("penalty")) or None, True),
     ]

@@ -47,7 +47,7 @@ def assess(summary: Summary) -> Summary:
     found = {
         "margin": {"value": margin, "given": given is not None},
         "same": same,
-        "cautions": cautions(rows, baseline, seeds),
+        "cautions": cautions(rows, baseline, seeds, metric),
     }
     said = verdict(
         rows,

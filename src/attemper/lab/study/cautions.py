@@ -10,13 +10,16 @@ from attemper.recipe import as_methods
 
 Row = Mapping[str, Any]
 FEW_ITEMS = 200
+NEAR_NOTHING = 0.02
+"""Of a metric that is no accuracy, from 0 to 1: a baseline below it has hardly learnt anything."""
 NEAR_CHANCE = 0.1
 """Of the way from guessing to being always right: a baseline that has not come so far has hardly learnt anything."""
 
 
-def cautions(rows: Sequence[Row], baseline: Row, seeds: int) -> list[str]:
+def cautions(rows: Sequence[Row], baseline: Row, seeds: int, metric: str = "accuracy") -> list[str]:
     """One line each, the gravest first; nothing where there is nothing to be careful about."""
-    found = [_near_chance(baseline), _few_items(baseline), _last_epoch(rows), *_diverged(rows, seeds), *_edges(rows)]
+    first = _near_chance(baseline) if metric == "accuracy" else _near_nothing(baseline, metric)
+    found = [first, _few_items(baseline, metric), _last_epoch(rows), *_diverged(rows, seeds), *_edges(rows)]
     return [line for line in found if line]
 
 
@@ -32,6 +35,8 @@ def items_of(row: Row) -> int | None:
     if row.get("items"):
         return int(row["items"])
     details = row.get("details") or {}
+    if details.get("items"):
+        return int(details["items"])
     total, runs = sum(map(sum, details.get("confusion") or [])), details.get("runs") or 0
     return total // runs if total and runs and total % runs == 0 else None
 
@@ -50,10 +55,22 @@ def _near_chance(baseline: Row) -> str:
     )
 
 
-def _few_items(baseline: Row) -> str:
+def _near_nothing(baseline: Row, metric: str) -> str:
+    mean = baseline["mean"]
+    if mean is None or mean >= NEAR_NOTHING:
+        return ""
+    return (
+        f"Near nothing: the baseline reaches {100 * mean:.1f} % {metric}. A model that has learnt nothing cannot show "
+        "what a recipe does; train longer, or check data and learning rate."
+    )
+
+
+def _few_items(baseline: Row, metric: str) -> str:
     items = items_of(baseline)
     if items is None or items >= FEW_ITEMS:
         return ""
+    if metric != "accuracy":
+        return f"Few test items: {items}, whichever seed is drawn; differences of a few points say little about others."
     return (
         f"Few test items: {items}. One of them is {100 / items:.2g} points, and whichever seed is drawn, it is the "
         "same "

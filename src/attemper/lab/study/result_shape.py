@@ -1,5 +1,6 @@
 """What a result looks like: every part that tables, charts and estimates read has the kind that they count on."""
 
+import base64
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from attemper.lab.evaluation.key_figures import over_seeds
 
 Check = Callable[[Any], bool]
+PICTURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+"""How files begin that a page shows."""
 
 
 def misshapen(result: dict[str, Any]) -> str | None:
@@ -60,11 +63,30 @@ def _either(*checks: Check) -> Check:
 
 
 def _details(value: Any) -> bool:
-    """A confusion matrix with a name for every class."""
+    """A confusion matrix with a name for every class, a metric class by class, pictures: any of them."""
+    if not _record({}, {"items": _count, "right": _text, "table": _class_table, "pictures": _list(_picture)})(value):
+        return False
+    if "confusion" not in value:
+        return True
     if not _record({"classes": _list(_text), "confusion": _list(_list(_count))})(value):
         return False
     classes = len(value["classes"])
     return [len(row) for row in value["confusion"]] == [classes] * classes
+
+
+def _class_table(value: Any) -> bool:
+    row = _record({"name": _text, "count": _count, "value": _number})
+    return _record({"metric": _text, "counted": _text, "rows": _list(row)})(value)
+
+
+def _picture(value: Any) -> bool:
+    """Bytes in letters, of a PNG or JPEG file."""
+    if not _record({"caption": _text, "data": _text})(value):
+        return False
+    try:
+        return base64.b64decode(value["data"], validate=True).startswith(PICTURES)
+    except ValueError:
+        return False
 
 
 def _evaluation(value: Any) -> bool:

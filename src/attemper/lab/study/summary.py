@@ -1,6 +1,7 @@
 """The summary of a study: everything that the table and the report show, as plain data."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +31,7 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
     summary = {
         "title": plan.title or f"{plan.task} · {plan.model}",
         "metric": next((result["metric"] for result in results.values()), METRIC),
+        **_learning(results),
         "plan": plan.to_dict(),
         "versions": _versions(results),
         "command": command,
@@ -101,7 +103,7 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
     }
     if evaluated:
         row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
-    details = _details(there)
+    details = details_over_seeds(there)
     return row if details is None else {**row, "details": details}
 
 
@@ -132,14 +134,29 @@ def _right(run: Result | None) -> str | None:
     return found
 
 
-def _details(runs: list[Result]) -> dict[str, Any] | None:
-    """The confusion matrices of several seeds, added up; None where no run has one, as those of older versions."""
+def details_over_seeds(runs: Sequence[Result]) -> dict[str, Any] | None:
+    """What several seeds say beyond their metrics; None where no run says anything, as those of older versions.
+
+    Confusion matrices are added up, metrics by class are averaged, and pictures are those of the first seed.
+    """
     found = [run["test_details"] for run in runs if run.get("test_details")]
     if not found:
         return None
-    matrices = zip(*(one["confusion"] for one in found), strict=True)
-    confusion = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in matrices]
-    return {"classes": found[0]["classes"], "confusion": confusion, "runs": len(found)}
+    details: dict[str, Any] = {"runs": len(found)}
+    matrices = [one["confusion"] for one in found if "confusion" in one]
+    if len(matrices) == len(found):
+        confusion = [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
+        details |= {"classes": found[0]["classes"], "confusion": confusion}
+    tables = [one["table"] for one in found if "table" in one]
+    if len(tables) == len(found):
+        rows = zip(*(table["rows"] for table in tables), strict=True)
+        details["table"] = {**tables[0], "rows": [_mean_row(row) for row in rows]}
+    return details | {name: found[0][name] for name in ("items", "pictures") if name in found[0]}
+
+
+def _mean_row(rows: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """One class under several seeds."""
+    return {**rows[0], "value": mean([row["value"] for row in rows if row["value"] is not None])}
 
 
 def _published(plan: Plan, entry: Entry) -> dict[str, Any] | None:
@@ -154,6 +171,12 @@ def _versions(results: dict[str, Result]) -> dict[str, str]:
         for name, value in result.get("versions", {}).items():
             seen[name][str(value)] = None
     return {name: ", ".join(values) for name, values in seen.items()}
+
+
+def _learning(results: dict[str, Result]) -> dict[str, str]:
+    """What the share of training batches that is right is called, where it is no accuracy."""
+    found = next((result["learning"] for result in results.values() if "learning" in result), None)
+    return {} if found is None else {"learning": str(found)}
 
 
 def _data_notes(results: dict[str, Result]) -> list[str]:

@@ -1,7 +1,8 @@
 """What a task is: data in a fixed split, the way from stored bytes to what a model takes, and what a result counts."""
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from attemper.lab.tasks.augment import Augment
 from attemper.lab.tasks.classification import Details, Metrics
 from attemper.lab.tasks.normalising import Normalisation
+from attemper.lab.tasks.pictures import Picture
 from attemper.lab.tasks.pooled import PooledTask
 from attemper.lab.tasks.source import Source
+from attemper.tempering.outputs import logits_of
 
 
 class Shape(Protocol):
@@ -110,6 +113,63 @@ class Detailed(Protocol):
 
     def details(self, model: nn.Module, source: Source) -> Details | None:
         """What a model in eval mode gets right and wrong, class by class; None where that is not worth its price."""
+        ...
+
+
+@runtime_checkable
+class Structured(Protocol):
+    """A task whose loss needs more of a model's output than its logits, such as boxes.
+
+    Recipes that compare passes compare the logits all the same.
+    """
+
+    def read_output(self, out: Any) -> Tensor:
+        """What `loss` and `right` get instead of the logits, in one tensor (B, …), from the output of a model."""
+        ...
+
+
+def output_of(task: Task, out: Any) -> Tensor:
+    """What the task's loss gets of a model's output, in float32."""
+    return (task.read_output(out) if isinstance(task, Structured) else logits_of(out)).float()
+
+
+@runtime_checkable
+class Tallied(Protocol):
+    """A task whose metrics are no means over samples: each process tallies its samples, and one scores all tallies.
+
+    Its `measure` is `measured(self, model, source)`.
+    """
+
+    def tally(self, model: nn.Module, source: Source) -> Any:
+        """What metrics need of a model in eval mode on some samples, such as predictions or counts: plain data that
+        can be sent to another process."""
+        ...
+
+    def score(self, tallies: Sequence[Any]) -> Metrics:
+        """The metrics, from the tallies of all samples in their order; it does not matter how they are divided."""
+        ...
+
+
+def measured(task: Tallied, model: nn.Module, source: Source) -> Metrics:
+    """The metrics of a task that tallies, by one process."""
+    return task.score([task.tally(model, source)])
+
+
+@runtime_checkable
+class Illustrated(Protocol):
+    """A task whose predictions can be looked at."""
+
+    def pictures(self, model: nn.Module, source: Source, most: int) -> list[Picture]:
+        """At most so many pictures of what a model in eval mode says of samples; of every model the same samples."""
+        ...
+
+
+@runtime_checkable
+class Verified(Protocol):
+    """A task that can look for more in its files than it does when it is opened."""
+
+    def verify(self) -> list[str]:
+        """Look at everything; sentences for people. What is wrong is one `DataError` that names all of it."""
         ...
 
 

@@ -1,6 +1,6 @@
 """What every task has in common whose samples have one class each: its loss, its metrics, its augmentations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,9 +16,12 @@ Metrics = dict[str, float | None]
 """Names to shares from 0 to 1, and "loss"; None where a model gave no finite number."""
 
 Details = dict[str, Any]
-"""Plain data for the report: "classes", their names, "confusion", how often a class (row) was taken for each, and "
-""right",
-which samples were right, in their order, as `packed` gives it."""
+"""Plain data for the report, any of:
+
+"classes", their names, and "confusion", how often a class (row) was taken for each;
+"right", which samples were right, in their order, as `packed` gives it;
+"items", how many test samples there are, where no confusion matrix says so;
+"table", a metric class by class, as `class_table` makes it."""
 
 BATCH = 512
 MOST_DETAILED = 20
@@ -44,6 +47,19 @@ def packed(right: Tensor) -> str:
     """
     bits = np.packbits(right.cpu().numpy().astype(np.uint8))
     return f"{len(right)}:{bits.tobytes().hex()}"
+
+
+def class_table(metric: str, counted: str, rows: Iterable[tuple[str, int, float | None]]) -> dict[str, Any]:
+    """A metric class by class.
+
+    counted: what the numbers beside the classes count, such as "boxes".
+    rows: name, number and metric of every class, as a share from 0 to 1; None where a class has nothing to measure.
+    """
+    return {
+        "metric": metric,
+        "counted": counted,
+        "rows": [{"name": name, "count": count, "value": value} for name, count, value in rows],
+    }
 
 
 class Classification:

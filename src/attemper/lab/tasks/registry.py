@@ -17,7 +17,7 @@ from attemper.lab.tasks.actions.planted import open_planted
 from attemper.lab.tasks.audio.listing import SOUNDS
 from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
 from attemper.lab.tasks.audio.tones import open_tones
-from attemper.lab.tasks.base import ImageTask, Task
+from attemper.lab.tasks.base import ImageTask, Task, Verified
 from attemper.lab.tasks.csv_listing import open_csv
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
@@ -172,11 +172,12 @@ def verify(text: str, root: Path | None = None) -> list[str]:
     """
     with collecting() as told:
         task = open_task(text, root)
+        more = task.verify() if isinstance(task, Verified) else []
     train, validation = task.split(seed=0, validation=0.5)
     return [
         f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
         f"of {task.shape}",
-        *dict.fromkeys((*told, *getattr(task, "notes", ()))),
+        *dict.fromkeys((*told, *getattr(task, "notes", ()), *more)),
     ]
 
 

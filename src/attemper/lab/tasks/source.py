@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -61,15 +61,23 @@ class MemorySource:
     in_memory: bool = dataclasses.field(default=True, init=False)
     groups: Tensor | None = None
     """Images that must not be separated have the same number, int64 (N); None: every image is alone."""
+    facts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict, kw_only=True)
+    """What metrics need to know of a sample and models are not told, on the CPU, by name: (N, …) each."""
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def take(self, indices: Tensor) -> MemorySource:
-        return MemorySource(self.images[indices], self.targets[indices], groups=chosen(self.groups, indices))
+        return dataclasses.replace(
+            self,
+            images=self.images[indices],
+            targets=self.targets[indices],
+            groups=chosen(self.groups, indices),
+            facts=facts_of(self.facts, indices),
+        )
 
     def to(self, device: torch.device) -> MemorySource:
-        return MemorySource(self.images.to(device), self.targets.to(device), groups=self.groups)
+        return dataclasses.replace(self, images=self.images.to(device), targets=self.targets.to(device))
 
     def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         for indices in order.to(self.targets.device).split(batch_size):
@@ -82,6 +90,11 @@ class MemorySource:
 def chosen(groups: Tensor | None, indices: Tensor) -> Tensor | None:
     """The groups of some samples; None: there are none."""
     return None if groups is None else groups[indices.to(groups.device)]
+
+
+def facts_of(facts: Mapping[str, Tensor], indices: Tensor) -> dict[str, Tensor]:
+    """The facts of some samples."""
+    return {name: each[indices.cpu()] for name, each in facts.items()}
 
 
 def start_method(workers: int) -> str | None:
@@ -98,7 +111,7 @@ class LazySource:
     """Images that are decoded when they are asked for.
 
     load: index → uint8 (C, H, W). It is called in worker processes, so it must be picklable.
-    targets: class of every sample that `load` knows, cut down to `indices`.
+    targets: of every sample that `load` knows, cut down to `indices`: a class, or a tensor of any shape, (N, …).
     """
 
     load: Callable[[int], Tensor]
@@ -108,6 +121,7 @@ class LazySource:
     workers: int = dataclasses.field(default_factory=lambda: max(0, min(8, (os.cpu_count() or 1) - 1)))
     in_memory: bool = dataclasses.field(default=False, init=False)
     groups: Tensor | None = None
+    facts: Mapping[str, Tensor] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.indices is None:
@@ -119,7 +133,11 @@ class LazySource:
     def take(self, indices: Tensor) -> Self:
         assert self.indices is not None
         return dataclasses.replace(
-            self, targets=self.targets[indices], indices=self.indices[indices], groups=chosen(self.groups, indices)
+            self,
+            targets=self.targets[indices],
+            indices=self.indices[indices],
+            groups=chosen(self.groups, indices),
+            facts=facts_of(self.facts, indices),
         )
 
     def to(self, device: torch.device) -> Self:
@@ -128,9 +146,8 @@ class LazySource:
     def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.indices is not None
         order = order.cpu()
-        chosen = list(zip(self.indices[order].tolist(), self.targets[order].tolist(), strict=True))
         loader = torch.utils.data.DataLoader(
-            _Chosen(self.load, chosen),
+            _Chosen(self.load, self.indices[order], self.targets[order]),
             batch_size=batch_size,
             num_workers=self.workers,
             multiprocessing_context=start_method(self.workers),
@@ -148,18 +165,18 @@ class LazySource:
 
 
 @dataclasses.dataclass
-class _Chosen(torch.utils.data.Dataset[tuple[Tensor, int]]):
+class _Chosen(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """Some samples, in the order in which a loader shall give them."""
 
     load: Callable[[int], Tensor]
-    chosen: list[tuple[int, int]]
+    indices: Tensor
+    targets: Tensor
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.indices)
 
-    def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        index, target = self.chosen[position]
-        return self.load(index), target
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
+        return self.load(int(self.indices[position])), self.targets[position]
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,13 @@ WARM_UP = 3
 def can_capture(learner: Learner, data: RunData) -> bool:
     """Whether a graph can serve: on one GPU, every batch of the same shape, every batch a step of the optimiser.
 
-    Rates are numbers in a graph; one that changes with every step would need as many graphs.
+    Rates are numbers in a graph; one that changes with every step would need as many graphs. A task whose loss waits
+    for the GPU, such as for a matching of boxes, says so by `waits`.
     """
     on_one_gpu = learner.device.type == "cuda" and learner.ranks.alone
     ramps = any(isinstance(method, Timed) and method.ramp is not None for method in learner.tempered.methods)
-    return on_one_gpu and data.train.in_memory and data.accumulate == 1 and not ramps
+    waits = getattr(learner.task, "waits", False)
+    return on_one_gpu and data.train.in_memory and data.accumulate == 1 and not ramps and not waits
 
 
 def fastest(learner: Learner, data: RunData, warn: Callable[[str], None] = lambda text: None) -> Step:

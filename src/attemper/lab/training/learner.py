@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
-from attemper.lab.tasks.base import Task
+from attemper.lab.tasks.base import Task, output_of
 from attemper.lab.tasks.seed_streams import derive, drawing_from
 from attemper.lab.training.distillation import answer, distillation_loss, prepare_student
 from attemper.lab.training.initial import frozen_norms, initial_model, parameter_scales
@@ -151,11 +151,11 @@ class Learner:
             return logits_of(self.teacher(inputs)).float()
 
     def criterion(self, out: Any, targets: Tensor, taught: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The loss of an output, the task's own and the teacher's share in it, and the logits.
+        """The loss of an output, the task's own and the teacher's share in it, and what the task sees of the output.
 
         taught: the teacher's logits.
         """
-        logits, budget = logits_of(out).float(), self.budget
+        logits, budget = output_of(self.task, out), self.budget
         loss = self.task.loss(logits, targets, budget.smoothing)
         if taught is not None:
             far = distillation_loss(answer(out).float(), taught, budget.distillation, budget.temperature)

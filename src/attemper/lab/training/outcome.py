@@ -41,6 +41,7 @@ def result_of(run: Run) -> dict[str, Any]:
         "status": "diverged" if state.over else "finished",
         "diverged_at": state.diverged,
         "metric": task.primary,
+        **({} if (learning := getattr(task, "learning", None)) is None else {"learning": str(learning)}),
         "chosen_epoch": state.chosen,
         "train": train,
         "validation": validation,

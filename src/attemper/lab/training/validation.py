@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from attemper.lab.tasks.base import Detailed, Task
+from attemper.lab.tasks.base import Detailed, Illustrated, Tallied, Task
 from attemper.lab.tasks.classification import Details, Metrics
+from attemper.lab.tasks.pictures import MOST_PICTURES
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.ranks import Ranks
@@ -23,8 +24,8 @@ def evaluate(learner: Learner, task: Task, source: Source) -> Metrics:
 def measure(model: nn.Module, task: Task, source: Source, ranks: Ranks) -> Metrics:
     """The task's metrics, by all ranks together where that can be.
 
-    Means over samples are put together from the parts of the ranks. Others are measured by the main rank; and of a
-    sharded model, which runs on all ranks or on none, by every rank.
+    Means over samples are put together from the parts of the ranks, and tallies are scored by the main rank. All else
+    is measured by the main rank; and of a sharded model, which runs on all ranks or on none, by every rank.
     """
     if ranks.alone:
         return task.measure(model, source)
@@ -33,6 +34,10 @@ def measure(model: nn.Module, task: Task, source: Source, ranks: Ranks) -> Metri
         return ranks.from_main(lambda: found)
     if getattr(task.measure, "averages", False):
         return averaged(ranks.gather(measure_part(model, task, source, ranks)))
+    if isinstance(task, Tallied):
+        own = torch.arange(len(source))[ranks.part(len(source))]
+        parts = ranks.gather([task.tally(model, source.take(own))] if len(own) else [])
+        return ranks.from_main(lambda: task.score([tally for part in parts for tally in part]))
     return ranks.from_main(lambda: task.measure(model, source))
 
 
@@ -62,11 +67,18 @@ def _number(value: float | None) -> float:
 
 
 def detail(learner: Learner, task: Task, source: Source) -> Details | None:
-    """What the task has to say beyond its metrics, if anything."""
-    if not isinstance(task, Detailed):
-        return None
+    """What the task has to say and to show beyond its metrics, if anything."""
     with learner.evaluating() as model:
-        return task.details(model, source)
+        return details_of(model, task, source)
+
+
+def details_of(model: nn.Module, task: Task, source: Source) -> Details | None:
+    """The same of a model in eval mode."""
+    found = task.details(model, source) if isinstance(task, Detailed) else None
+    if isinstance(task, Illustrated):
+        shown = task.pictures(model, source, MOST_PICTURES)
+        found = {**(found or {}), "pictures": [each.to_dict() for each in shown]}
+    return found
 
 
 def finite(value: float | None) -> float | None:
