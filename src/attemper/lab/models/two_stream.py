@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.models.vision_parts import check_heads, fitting_patch
+from attemper.lab.models.vision_parts import check_heads
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import fitting_patch
 from attemper.lab.tasks.vocabulary import PADDING
 from attemper.lab.tasks.vqa.shape import QuestionShape, grid_of
 

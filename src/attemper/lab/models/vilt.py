@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.models.vision_parts import check_heads, fitting_patch
+from attemper.lab.models.vision_parts import check_heads
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import fitting_patch
 from attemper.lab.tasks.vocabulary import PADDING
 from attemper.lab.tasks.vqa.shape import QuestionShape, grid_of
 
@@ -70,7 +71,7 @@ def vilt(
     if shape.height != shape.width:
         raise ParameterError(f"ViLT takes square images, not those of {shape.height} × {shape.width}.")
     side = fitting_patch(InputShape(shape.channels, shape.height, shape.width, shape.classes), patch)
-    config = ViltConfig(
+    config: Any = ViltConfig(
         vocab_size=shape.words,
         pad_token_id=PADDING,
         max_position_embeddings=shape.length,
@@ -81,10 +82,10 @@ def vilt(
         image_size=shape.height,
         patch_size=side,
         num_channels=shape.channels,
-        num_labels=shape.classes,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = shape.classes
     model = ViltForQuestionAnswering(config)
     for name in ("cls_token", "position_embeddings"):  # the library leaves both at zero, and patches without a place
         nn.init.trunc_normal_(getattr(model.vilt.embeddings, name), std=config.initializer_range)

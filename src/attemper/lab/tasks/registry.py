@@ -24,6 +24,7 @@ from attemper.lab.tasks.folder import open_folder
 from attemper.lab.tasks.idx import open_idx
 from attemper.lab.tasks.image_files import IMAGES
 from attemper.lab.tasks.listing import describe, list_folder
+from attemper.lab.tasks.mae.opening import open_mae
 from attemper.lab.tasks.noise import open_noise
 from attemper.lab.tasks.normalising import read_normalisation
 from attemper.lab.tasks.notifications import collecting
@@ -43,6 +44,7 @@ GROUP = "attemper.tasks"
 """The entry point of other packages' tasks: functions of the task's name, the text behind its colon, and the root."""
 
 OWN = "MODULE:FUNCTION"
+MASKED = "mae"
 TASKS = {
     "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
@@ -64,6 +66,7 @@ TASKS = {
     "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
     "numerals": "English numbers below a million, to be said in German; no files needed",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
+    "mae:TASK": "masked pre-training without labels on the images of another task, such as mae:digits",
     "vqa:PATH": "questions about images in the layout of VQAv2; vqa:easy, of the package easy-vqa; vqa:shapes, made up",
 }
 
@@ -107,6 +110,9 @@ def open_task(text: str, root: Path | None = None) -> Task:
     [1006, 431]
     """
     name, options = parse_call(text)
+    kind, _, inner = name.partition(":")
+    if kind == MASKED:
+        return open_mae(render_call(name, options), inner, options, functools.partial(open_task, root=root))
     label, normalise = render_call(name, options), options.pop("normalise", None)
     if _is_own(name):
         task = open_own(label, name, options, functools.partial(open_task, root=root))

@@ -142,7 +142,7 @@ class AnswerBook:
     def scores(self, given: Sequence[str]) -> dict[int, float]:
         """The VQA accuracy of every known answer that agrees with one of people's; of all others it is 0."""
         forms, normal = comparable(given)
-        found = {}
+        found: dict[int, float] = {}
         for form, agreeing in Counter(forms).items():
             known = self._alike.get(form, []) if normal else [self.number[form]] if form in self.number else []
             score = agreement(agreeing, len(forms))

@@ -39,7 +39,7 @@ def _part(name: str, asked: Sequence[Sequence[Any]], paths: Mapping[int, str]) -
 def kind_of(text: str) -> str:
     """What a question asks for.
 
-    >>> kind_of("what is the color of the circle?"), kind_of("what is the blue shape?"), kind_of("is no circle present?")
-    ('what color', 'what shape', 'yes or no')
+    >>> [kind_of(text) for text in ("what is the color of the circle?", "what is the blue shape?", "is it blue?")]
+    ['what color', 'what shape', 'yes or no']
     """
     return next((kind for beginning, kind in KINDS.items() if text.startswith(beginning)), ELSE)

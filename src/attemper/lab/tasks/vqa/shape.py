@@ -51,7 +51,7 @@ class QuestionShape:
         return self.join(images, words), torch.nn.functional.one_hot(answers, self.classes).float()
 
     def join(self, images: Tensor, words: Tensor) -> Tensor:
-        """float32 (B, C, H, W) and int64 (B, length) → (B, C · H · W + length), float32: it holds every number exactly."""
+        """float32 (B, C, H, W) and int64 (B, length) → (B, C · H · W + length), float32: it can hold each."""
         return torch.cat([images.flatten(1), words.to(images.dtype)], 1)
 
     def parted(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

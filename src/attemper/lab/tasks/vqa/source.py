@@ -23,8 +23,8 @@ class QuestionSource:
     """Samples: a question, its image, and how right every answer is.
 
     images: all images of the part, each once. image: int64 (N), which of them a question is about.
-    words: int32 (N, length). known, scores: (N, K), numbers of answers that are right in part, and how far; a score of 0
-        fills the row up. targets: int64 (N), the commonest answer, or `UNKNOWN_ANSWER`. kinds: int64 (N).
+    words: int32 (N, length). known, scores: (N, K), numbers of answers that are right in part, and how far; a score of
+        0 fills the row up. targets: int64 (N), the commonest answer, or `UNKNOWN_ANSWER`. kinds: int64 (N).
     """
 
     shape: QuestionShape

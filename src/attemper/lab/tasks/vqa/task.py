@@ -166,7 +166,7 @@ class QuestionTask:
         """Where questions look: attention from the token that answers to the image, over the image."""
         assert isinstance(source, QuestionSource)
         chosen = torch.tensor(spread(len(source), most))
-        (stored, targets), = source.batches(chosen, max(1, len(chosen)))
+        ((stored, targets),) = source.batches(chosen, max(1, len(chosen)))
         inputs = self.to_input(stored)
         answers = logits_of(model(inputs)).float().argmax(-1).tolist()
         found = []
@@ -191,7 +191,9 @@ class QuestionTask:
         beyond = sum(not self.book.scores(each.given) for each in part.questions)
         unanswered = f"; {beyond:,} have none of the {len(self.book):,} answers" if beyond else ""
         words = [number for each in part.questions for number in self.vocabulary.encode(words_of(each.text))]
-        unknown = f"; {words.count(UNKNOWN) / max(1, len(words)):.1%} of the words are unknown" if what == "test" else ""
+        unknown = (
+            f"; {words.count(UNKNOWN) / max(1, len(words)):.1%} of the words are unknown" if what == "test" else ""
+        )
         return f"{what}: {len(part):,} questions about {images:,} images of {part.name}{unanswered}{unknown}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,9 @@ def _one(folder: Path, part: str, ending: str) -> Path:
         return found[0]
     usual = f"v2_OpenEnded_mscoco_{part}{ending}" if ending == QUESTIONS else f"v2_mscoco_{part}{ending}"
     if found:
-        raise DataError(f"'{folder}' has {len(found)} files that end with '{part}{ending}': keep one, such as '{usual}'.")
+        raise DataError(
+            f"'{folder}' has {len(found)} files that end with '{part}{ending}': keep one, such as '{usual}'."
+        )
     there = sorted(each.name for each in folder.iterdir())
     has = f"It has: {listed(there)}" if there else "It is empty"
     raise DataError(f"'{folder}' has no '{usual}', as VQAv2 has it. {has}.")
@@ -94,103 +96,89 @@ def _records(file: Path, name: str) -> list[Any]:
 
 def _read(layout: Layout, asked: list[Any], annotated: list[Any], faults: Faults) -> Part:
     """One part. Each question needs a text, one annotation about the same image, and answers."""
+    file = layout.questions.name
     notes = _annotations(layout.annotations.name, annotated, faults)
-    numbers: dict[int, int] = {}
-    questions, answered = [], set()
-    seen = Counter(each.get("question_id") for each in asked if isinstance(each, dict) and _whole(each.get("question_id")))
+    seen = Counter(number for each in asked if (number := _number(each, "question_id")) is not None)
+    for number in notes.keys() - seen.keys():
+        faults.add("annotations have no question", f"{layout.annotations.name}: question_id {number}")
+    images: dict[int, int] = {}
+    questions = []
     for at, each in enumerate(asked):
         if at % STEP == 0:
-            progress(f"reading {layout.questions.name}", at, len(asked))
-        place = _place(layout.questions.name, each, at)
-        if isinstance(each, dict) and _whole(each.get("question_id")):
-            answered.add(each["question_id"])
-        note = _paired(each, place, notes, seen, faults)
-        if note is None:
-            continue
-        given = tuple(spaced(answer["answer"]) for answer in note["answers"])
-        named = note.get("multiple_choice_answer")
-        questions.append(
-            Question(
-                image=numbers.setdefault(each["image_id"], len(numbers)),
-                text=each["question"],
-                commonest=spaced(named) if isinstance(named, str) and named.strip() else commonest(given),
-                given=given,
-                kind=str(note.get("question_type") or OTHER),
-            )
-        )
-    progress(f"reading {layout.questions.name}", len(asked), len(asked))
-    for number in notes.keys() - answered:
-        faults.add("annotations have no question", f"{layout.annotations.name}: question_id {number}")
-    files = tuple(layout.image(number) for number in numbers)
-    return Part(layout.questions.name, files, tuple(questions))
+            progress(f"reading {file}", at, len(asked))
+        number = _number(each, "question_id")
+        note = None if number is None else notes.get(number)
+        wrong = _wrong_question(each, seen) or _wrong_annotation(each, note)
+        for kind in wrong:
+            faults.add(kind, _place(file, each, at))
+        if not wrong:
+            questions.append(_question(each, note, images))
+    progress(f"reading {file}", len(asked), len(asked))
+    return Part(file, tuple(map(layout.image, images)), tuple(questions))
+
+
+def _question(each: Mapping[str, Any], note: Any, images: dict[int, int]) -> Question:
+    """A question with its annotation, both whole. images: the numbers of those met before; a new one is added."""
+    given = tuple(spaced(answer["answer"]) for answer in note["answers"])
+    named = note.get("multiple_choice_answer")
+    return Question(
+        image=images.setdefault(each["image_id"], len(images)),
+        text=each["question"],
+        commonest=spaced(named) if isinstance(named, str) and named.strip() else commonest(given),
+        given=given,
+        kind=str(note.get("question_type") or OTHER),
+    )
 
 
 def _annotations(file: str, annotated: list[Any], faults: Faults) -> Mapping[int, Any]:
     """Number of a question → its annotation; those without a number and second ones are faults."""
     found: dict[int, Any] = {}
     for at, each in enumerate(annotated):
-        place = _place(file, each, at)
-        if not isinstance(each, dict) or not _whole(each.get("question_id")):
-            faults.add("annotations have no question_id that is a whole number", place)
-        elif each["question_id"] in found:
-            faults.add("annotations are about a question that another is about", place)
+        number = _number(each, "question_id")
+        if number is None:
+            faults.add("annotations have no question_id that is a whole number", _place(file, each, at))
+        elif number in found:
+            faults.add("annotations are about a question that another is about", _place(file, each, at))
         else:
-            found[each["question_id"]] = each
+            found[number] = each
     return found
 
 
-def _paired(each: Any, place: str, notes: Mapping[int, Any], seen: Counter[Any], faults: Faults) -> Any:
-    """The annotation of a question, if both are whole; otherwise what is wrong goes into the faults."""
-    before = sum(1 for _ in _wrong_question(each, place, seen, faults))
-    if before:
-        return None
-    note = notes.get(each["question_id"])
+def _wrong_question(each: Any, seen: Counter[int]) -> list[str]:
+    """What is wrong with a question itself."""
+    number = _number(each, "question_id")
+    if number is None:
+        return ["questions have no question_id that is a whole number"]
+    text = each.get("question")
+    found = {
+        "questions have the question_id of another": seen[number] > 1,
+        "questions have no image_id that is a whole number": _number(each, "image_id") is None,
+        "questions have no text": not isinstance(text, str) or not re.search(r"\w", text),
+    }
+    return [kind for kind, is_so in found.items() if is_so]
+
+
+def _wrong_annotation(each: Mapping[str, Any], note: Any) -> list[str]:
+    """The first thing that is wrong with what people said to a question."""
     if note is None:
-        faults.add("questions have no annotation", place)
-        return None
-    if "image_id" in note and note["image_id"] != each["image_id"]:
-        faults.add("questions are about another image than their annotation", place, _images(each, note))
-        return None
+        return ["questions have no annotation"]
+    if note.get("image_id", each["image_id"]) != each["image_id"]:
+        return ["questions are about another image than their annotation"]
     answers = note.get("answers")
     if not isinstance(answers, list) or not answers:
-        faults.add("questions have no answers", place)
-        return None
+        return ["questions have no answers"]
     texts = [answer.get("answer") if isinstance(answer, dict) else None for answer in answers]
     if not all(isinstance(text, str) for text in texts):
-        faults.add("questions have answers that are no text", place)
-        return None
-    if not any(text.strip() for text in texts):
-        faults.add("questions have answers without a word", place)
-        return None
-    return note
+        return ["questions have answers that are no text"]
+    return [] if any(map(str.strip, map(str, texts))) else ["questions have answers without a word"]
 
 
-def _images(question: Mapping[str, Any], note: Mapping[str, Any]) -> str:
-    return f"{question['image_id']} and {note['image_id']}"
-
-
-def _wrong_question(each: Any, place: str, seen: Counter[Any], faults: Faults) -> Iterator[None]:
-    """One item for everything that is wrong with a question itself."""
-    if not isinstance(each, dict) or not _whole(each.get("question_id")):
-        faults.add("questions have no question_id that is a whole number", place)
-        yield
-        return
-    if seen[each["question_id"]] > 1:
-        faults.add("questions have the question_id of another", place)
-        yield
-    if not _whole(each.get("image_id")):
-        faults.add("questions have no image_id that is a whole number", place)
-        yield
-    text = each.get("question")
-    if not isinstance(text, str) or not re.search(r"\w", text):
-        faults.add("questions have no text", place)
-        yield
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _number(each: Any, name: str) -> int | None:
+    """A whole number of at least 0 under a name, if there is one."""
+    value = each.get(name) if isinstance(each, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _place(file: str, each: Any, at: int) -> str:
-    number = each.get("question_id") if isinstance(each, dict) else None
-    return f"{file}: question_id {number}" if _whole(number) else f"{file}: number {at + 1} in the list"
+    number = _number(each, "question_id")
+    return f"{file}: number {at + 1} in the list" if number is None else f"{file}: question_id {number}"
