@@ -72,7 +72,7 @@ def test_a_folder_in_the_layout_of_vqav2_becomes_a_task(folder: Path) -> None:
 def test_answers_that_agree_in_part_are_right_in_part(folder: Path) -> None:
     task = opened(folder)
     test = parts_of(task)[2]
-    (_, scores), = test.batches(torch.arange(len(test)), len(test))
+    ((_, scores),) = test.batches(torch.arange(len(test)), len(test))
     for question, row in zip(task.held_out.questions, scores, strict=True):
         wanted = [vqa_accuracy(answer, question.given) for answer in task.classes]
         torch.testing.assert_close(row, torch.tensor(wanted))
@@ -82,7 +82,7 @@ def test_answers_that_agree_in_part_are_right_in_part(folder: Path) -> None:
 def test_all_of_an_image_is_kept_and_stored_pixels_and_words_come_back(folder: Path) -> None:
     task = opened(folder, "size=8")
     test = parts_of(task)[2]
-    (stored, _), = test.batches(torch.arange(2), 2)
+    ((stored, _),) = test.batches(torch.arange(2), 2)
     images, words = task.shape.stored(stored)
     assert images.shape == (2, 3, 8, 8)
     assert images[0].flatten(1).amax(1).tolist() == images[0].flatten(1).amin(1).tolist()  # one colour, no border
@@ -291,7 +291,7 @@ def test_augmentations_that_would_change_answers_are_refused_and_shifts_leave_qu
     assert isinstance(task, QuestionTask)
     with pytest.raises(ParameterError, match="There is no augmentation 'crop-flip'"):
         task.augmentation("crop-flip")
-    (stored, targets), = task.test().batches(torch.arange(8), 8)
+    ((stored, targets),) = task.test().batches(torch.arange(8), 8)
     moved, aims = task.augmentation("shift(3)")(stored, targets, classes=9, to_input=task.to_input, seed=1)
     before, after = (task.shape.parted(x) for x in (task.to_input(stored), moved))
     assert torch.equal(before[1], after[1])

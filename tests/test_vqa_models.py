@@ -1,4 +1,4 @@
-"""Models for questions about images, under every method: padding has no influence, and the question looks at patches."""
+"""Models for questions about images, under every method: padding has no influence, and questions look at patches."""
 
 from __future__ import annotations
 

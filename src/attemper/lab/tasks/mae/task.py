@@ -81,15 +81,13 @@ class MaskedTask:
     # --------------------------------------------------------------------------------------------------------- metrics
     @cached_property
     def variance(self) -> float:
-        """What predicting 0 costs: 1 by construction in each patch, else the mean square of the pixels."""
-        if self.per_patch:
-            return 1.0
+        """What predicting 0, the mean, costs on training images; below 1 for patches of variance 1, too: flat ones have
+        none.
+        """
         pool = self.inner.pool()
         step = max(1, len(pool) // MEASURED)
-        squares = [
-            self.inner.to_input(stored).square().flatten(1).mean(1)
-            for stored, _ in pool.batches(torch.arange(0, len(pool), step), BATCH)
-        ]
+        stored = (stored for stored, _ in pool.batches(torch.arange(0, len(pool), step), BATCH))
+        squares = [self.aims(self.to_input(each))[..., :-1].square().flatten(1).mean(1) for each in stored]
         return float(torch.cat(squares).double().mean())
 
     def loss(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -104,7 +102,7 @@ class MaskedTask:
 
     @averages
     def measure(self, model: nn.Module, source: Source) -> Metrics:
-        """The loss, and 1 − loss / variance: 0 for predicting the mean, 1 for predicting every pixel."""
+        """The loss, and 1 − loss / variance: about 0 for predicting the mean, 1 for predicting every pixel."""
         found = torch.cat([each for each, _ in self._errors(model, source)]).double().mean()
         return {self.primary: 1 - float(found) / self.variance, "loss": float(found)}
 
