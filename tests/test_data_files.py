@@ -237,7 +237,7 @@ def test_turned_photographs_are_in_the_fingerprint(tmp_path: Path, monkeypatch: 
     exif[0x0112] = 6
     picture(7).save(folder / "cat" / "photo.png", exif=exif)
     turned = open_task("folder:set(size=8)", tmp_path).fingerprint
-    monkeypatch.setattr(image_files, "_orientation", lambda image: 1)
+    monkeypatch.setattr(image_files, "orientation", lambda image: 1)
     monkeypatch.setattr(image_files, "VERSION", -1)  # another cache
     assert open_task("folder:set(size=8)", tmp_path).fingerprint != turned
 

@@ -76,6 +76,27 @@ def rollout(model: nn.Module, image: Any, query: Query = None) -> Tensor:
     return map_
 
 
+@torch.no_grad()
+def module_weights(model: nn.Module, batch: Any, name: str) -> Tensor:
+    """The weights of the last attention call that a module makes, in eval mode: (B, heads, queries, keys).
+
+    name: of an attention module, such as the one by which a decoder looks at an image.
+    """
+    calls: list[Seen] = []
+    sites = [site for site in find_attention(model).attentions if site.name == name]
+    if not sites:
+        raise NoSiteError(f"'{name}' is no attention of this {type(model).__name__}")
+
+    def tell(site: AttentionSite, call: Seen) -> None:
+        calls.append(call)
+
+    with in_eval(model), looking([(site.module, AttentionWatch(site, tell)) for site in sites]):
+        run_model(model, batch)
+    if not calls:
+        raise NoSiteError(f"'{name}' made no attention call that can be seen")
+    return weights_of_rows(calls[-1], 0, calls[-1].shape[2])
+
+
 def _whole_image_calls(model: nn.Module, image: Any) -> list[tuple[AttentionSite, Seen]]:
     """The attention calls whose keys are all patches of the one image, in the order in which they happen."""
     sites = find_attention(model)

@@ -11,6 +11,8 @@ EXTRAS = {
     **{
         "soundfile": "audio",
         "sacrebleu": "text",
+        "pycocotools": "detection",
+        "torchmetrics": "detection",
         "ray": "ray",
         "optuna": "recommend",
         "webdataset": "stream",

@@ -9,8 +9,10 @@ from torch import nn
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, is_own, parse_call
 from attemper.lab.entry_points import added, find_added
+from attemper.lab.models.anchor_detr import anchor_detr
 from attemper.lab.models.ceit import ceit
 from attemper.lab.models.convmixer import convmixer
+from attemper.lab.models.detr import detr
 from attemper.lab.models.encoder import encoder
 from attemper.lab.models.libraries import from_timm, from_transformers
 from attemper.lab.models.limits import limited
@@ -27,6 +29,7 @@ from attemper.lab.models.vilt import vilt
 from attemper.lab.models.vit import vit, vit_digits
 from attemper.lab.models.vit_mae import vit_mae
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
+from attemper.lab.tasks.boxes.shape import BoxShape
 from attemper.lab.tasks.mae.shape import MaskedShape
 from attemper.lab.tasks.text import TextShape
 from attemper.lab.tasks.vqa.shape import QuestionShape
@@ -90,6 +93,12 @@ OWN: dict[str, tuple[Callable[..., nn.Module], Shapes, str]] = {
         SequenceShape,
         "2 blocks, width 1024, 8 heads, class token last: for THUMOS14, most likely as explicit dropout has it",
     ),
+    "anchor-detr": (
+        anchor_detr,
+        BoxShape,
+        "small, for boxes and little data: 3 + 3 layers, width 128, every place of the image is a query",
+    ),
+    "detr": (detr, BoxShape, "Transformers' DETR for boxes: ResNet-18 or any backbone, 6 + 6 layers, width 256"),
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
     "vit-mae": (
         vit_mae,

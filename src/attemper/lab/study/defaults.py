@@ -13,6 +13,7 @@ from attemper.lab.models.naming import is_pretrained
 from attemper.lab.study.comparison import DEFAULT_PLAN
 from attemper.lab.study.plan import Plan
 from attemper.lab.tasks.base import ImageTask, InputShape, SequenceShape, Task
+from attemper.lab.tasks.boxes.shape import BoxShape
 from attemper.lab.tasks.normalising import NORMALISATIONS, name_of
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.streaming.task import StreamTask
@@ -263,6 +264,8 @@ def _budget_for(task: Task, samples: int, tuned: bool) -> dict[str, Any]:
         large = min(task.shape.height, task.shape.width) >= LARGE
         scale = 0.5 if tuned else 0.25
         chosen["augment"] = f"resized-crop(scale={scale})" if large else "crop-flip(flip=0)" if upright else "crop-flip"
+    if isinstance(task.shape, BoxShape):
+        chosen |= {"augment": "flip+crop+photometric", "batch_size": 16 if small else 32}
     Budget.from_dict(chosen)
     return chosen
 

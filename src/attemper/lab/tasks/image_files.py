@@ -59,11 +59,12 @@ def upright(image: Any) -> Any:
     turn = Image.Transpose
     ways = {2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM, 5: turn.TRANSPOSE}
     ways |= {6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90}
-    way = ways.get(_orientation(image))
+    way = ways.get(orientation(image))
     return image if way is None else image.transpose(way)
 
 
-def _orientation(image: Any) -> Any:
+def orientation(image: Any) -> Any:
+    """The number by which EXIF data say how an image is to be turned; 1: not at all."""
     try:
         return image.getexif().get(ORIENTATION, 1)
     except Exception:  # damaged EXIF data say nothing, and the image may be whole all the same
@@ -88,7 +89,7 @@ def examine(files: Sequence[Path], root: Path) -> Examined:
     """Decode every file once; what came of it is kept under the data root, by names, sizes and times of the files."""
     import PIL
 
-    parts = [f"images {VERSION}, Pillow {PIL.__version__}", *map(_stamp, files)]
+    parts = [f"images {VERSION}, Pillow {PIL.__version__}", *map(stamp, files)]
     cache = root / CACHE / f"{of_parts(*parts)}.images.json"
     found = _remembered(cache, len(files))
     if found is not None:
@@ -114,7 +115,7 @@ def _look(file: Path) -> _Look:
 
     def prepare(image: Any) -> Any:
         nonlocal turned
-        turned = _orientation(image) in range(2, 9)
+        turned = orientation(image) in range(2, 9)
         image.draft(image.mode, SMALL)
         return as_rgb(image)
 
@@ -134,7 +135,8 @@ def _look(file: Path) -> _Look:
     return _Look("", hashlib.sha256(data).hexdigest(), turned)
 
 
-def _stamp(file: Path) -> str:
+def stamp(file: Path) -> str:
+    """What changes when a file does, without its contents."""
     try:
         about = file.stat()
     except OSError as error:

@@ -18,7 +18,7 @@ MOST_PICTURES = 4
 """Of a run: results stay small, and a page shows those of two recipes."""
 MOST_BYTES = 32_000
 """Of one picture."""
-SIDE = 360
+SIDE = 480
 """Pixels of the longer side at most."""
 QUALITIES = (88, 75, 60, 45, 30)
 COLOURS = (

@@ -18,6 +18,8 @@ from attemper.lab.tasks.audio.listing import SOUNDS
 from attemper.lab.tasks.audio.opening import open_audio, open_esc50, open_mel
 from attemper.lab.tasks.audio.tones import open_tones
 from attemper.lab.tasks.base import ImageTask, Task, Verified
+from attemper.lab.tasks.boxes.made_up import open_boxes
+from attemper.lab.tasks.boxes.opening import open_coco
 from attemper.lab.tasks.csv_listing import open_csv
 from attemper.lab.tasks.digits import open_digits
 from attemper.lab.tasks.folder import open_folder
@@ -65,6 +67,8 @@ TASKS = {
     "wds:PATH": "WebDataset's tar files of any number: a folder, or a pattern such as imagenet/train-{0000..1023}.tar",
     "hf:NAME": "a Hugging Face data set of images, local or streamed from the hub",
     "numerals": "English numbers below a million, to be said in German; no files needed",
+    "boxes": "made-up images with squares, discs and crosses to be found; no files needed",
+    "coco:PATH": "images with boxes to be found, a folder annotated in COCO's JSON",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
     "mae:TASK": "masked pre-training without labels on the images of another task, such as mae:digits",
     "vqa:PATH": "questions about images in the layout of VQAv2; vqa:easy, of the package easy-vqa; vqa:shapes, made up",
@@ -80,6 +84,7 @@ FILES: dict[str, Callable[..., Task]] = {
     "sequences": open_sequences,
     "actions": open_actions,
     "vqa": open_vqa,
+    "coco": open_coco,
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
@@ -156,6 +161,8 @@ def _opener(name: str, label: str, root: Path) -> Callable[..., Task]:
         return functools.partial(open_tones, label)
     if kind in FILES and rest:
         return functools.partial(FILES[kind], label, rest, root)
+    if name == "boxes":
+        return functools.partial(open_boxes, label)
     if name == "planted":
         return functools.partial(open_planted, label)
     if kind == "timm" and rest:

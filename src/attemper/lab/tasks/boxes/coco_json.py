@@ -1,0 +1,232 @@
+"""One file of annotations in COCO's JSON, read with everything that is wrong with it collected."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from attemper.errors import UnreadableError
+from attemper.files import read_json
+from attemper.lab.errors import DataError
+from attemper.lab.tasks.faults import Faults
+
+MOST_BYTES = 2**31
+"""Of a file of annotations; COCO's largest has a fifth of it."""
+MOST_BOXES = 1000
+"""Of one image; what an image with more of them shows, no query can tell apart."""
+SLACK = 1.0
+"""Pixels by which boxes reach out of their images by rounding alone."""
+PARTS = ("images", "annotations", "categories")
+
+NO_SIZE = "boxes have no size"
+OUTSIDE = "boxes lie outside of their images"
+BEYOND = "boxes reach out of their images, and are cut off there"
+WRONG_ENTRY = "entries are not what COCO writes"
+SAME_ID = "ids are there more than once, and only the first counts"
+NO_IMAGE = "boxes are of images that are not listed"
+NO_CATEGORY = "boxes are of categories that are not listed"
+TOO_MANY = f"images have more than {MOST_BOXES:,} boxes"
+LEADS_OUT = "names of images lead out of the folder"
+
+Key = Hashable
+Item = TypeVar("Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """An object: its category, its corners in pixels, its area, and whether it is a crowd."""
+
+    category: Key
+    corners: tuple[float, float, float, float]
+    area: float
+    crowd: bool
+
+
+@dataclasses.dataclass
+class Image:
+    """An image and what is in it. size: width and height, if the file says so."""
+
+    name: str
+    size: tuple[int, int] | None
+    boxes: list[Box] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotations:
+    """What one file says, without what is wrong with it."""
+
+    path: Path
+    images: list[Image]
+    categories: dict[Key, str]
+    faults: Faults
+
+
+def read_annotations(path: Path) -> Annotations:
+    """The images of a file with their boxes. A file that is none of COCO's objects is an error; all else is collected.
+
+    Images without boxes are kept. Corners lie inside of the image where its size is known.
+    """
+    held = read_json(path, most=MOST_BYTES)
+    lists = _lists(held, path)
+    faults = Faults()
+    categories = _keyed(lists["categories"], "category", _category, faults)
+    images = _keyed(lists["images"], "image", _image, faults)
+    seen: set[Key] = set()
+    for place, entry in enumerate(lists["annotations"]):
+        _add_box(entry, place, images, categories, seen, faults)
+    for image in images.values():
+        if len(image.boxes) > MOST_BOXES:
+            faults.add(TOO_MANY, image.name, f"{len(image.boxes):,}")
+            image.boxes.clear()
+    names: set[str] = set()
+    for image in images.values():
+        if image.name in names:
+            faults.add("file names are there more than once", image.name)
+        names.add(image.name)
+    return Annotations(path, list(images.values()), categories, faults)
+
+
+def _lists(held: Any, path: Path) -> dict[str, list[Any]]:
+    """The three lists of the file."""
+    if not isinstance(held, dict):
+        raise DataError(
+            f"'{path}' is no COCO JSON: it holds a {type(held).__name__}; it must be an object with {', '.join(PARTS)}."
+        )
+    missing = [part for part in PARTS if not isinstance(held.get(part), list)]
+    if missing:
+        has = ", ".join(repr(str(key))[:40] for key in list(held)[:8]) or "nothing"
+        raise DataError(
+            f"'{path}' is no COCO JSON of objects: it has no list of {' and of '.join(missing)}. It has {has}."
+        )
+    for part in ("images", "categories"):
+        if not held[part]:
+            raise DataError(f"'{path}' names no {part}.")
+    return {part: held[part] for part in PARTS}
+
+
+def _keyed(
+    entries: list[Any], kind: str, read: Callable[[Mapping[str, Any], Faults], Item | None], faults: Faults
+) -> dict[Key, Item]:
+    """The entries of a list by their ids."""
+    found: dict[Key, Item] = {}
+    for place, entry in enumerate(entries):
+        key = _key(entry.get("id")) if isinstance(entry, dict) else None
+        if key is None:
+            faults.add(WRONG_ENTRY, f"{kind} number {place + 1}", "it has no id")
+            continue
+        if key in found:
+            faults.add(SAME_ID, f"{kind} {key}")
+            continue
+        if (item := read(entry, faults)) is not None:
+            found[key] = item
+    return found
+
+
+def _key(value: Any) -> Key | None:
+    """An id, which is a whole number or a text."""
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def _category(entry: Mapping[str, Any], faults: Faults) -> str | None:
+    name = entry.get("name")
+    if isinstance(name, str) and name.strip():
+        return name.strip()
+    faults.add(WRONG_ENTRY, f"category {entry['id']}", "it has no name")
+    return None
+
+
+def _image(entry: Mapping[str, Any], faults: Faults) -> Image | None:
+    name = entry.get("file_name")
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        faults.add(WRONG_ENTRY, f"image {entry['id']}", "it has no file_name")
+        return None
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts:
+        faults.add(LEADS_OUT, name)
+        return None
+    sides = [entry.get("width"), entry.get("height")]
+    if sides == [None, None]:
+        return Image(str(path), None)
+    width, height = (_number(side) for side in sides)
+    if width is None or height is None or min(width, height) < 1:
+        faults.add(WRONG_ENTRY, name, "its width and height are no sizes")
+        return None
+    return Image(str(path), (int(width), int(height)))
+
+
+def _add_box(
+    entry: Any, place: int, images: Mapping[Key, Image], categories: Mapping[Key, str], seen: set[Key], faults: Faults
+) -> None:
+    """Put a box to its image, or what is wrong with it to the faults."""
+    if not isinstance(entry, dict):
+        faults.add(WRONG_ENTRY, f"annotation number {place + 1}", "it is no object")
+        return
+    key = _key(entry.get("id"))
+    where = f"annotation {key}" if key is not None else f"annotation number {place + 1}"
+    if key is not None and key in seen:
+        faults.add(SAME_ID, where)
+        return
+    seen.add(key)
+    image_id, category_id = _key(entry.get("image_id")), _key(entry.get("category_id"))
+    image = images.get(image_id)
+    if image is None:
+        faults.add(NO_IMAGE, where, f"image {_short(entry.get('image_id'))}")
+    if category_id not in categories:
+        faults.add(NO_CATEGORY, where, f"category {_short(entry.get('category_id'))}")
+    sides = entry.get("bbox")
+    numbers = [_number(side) for side in sides] if isinstance(sides, list) and len(sides) == 4 else []
+    if len(numbers) != 4 or None in numbers:
+        faults.add(WRONG_ENTRY, where, "its bbox is not four numbers, left, top, width and height")
+        return
+    if image is None or category_id not in categories:
+        return
+    left, top, width, height = (float(number) for number in numbers if number is not None)
+    told = f"{image.name}: {left:g}, {top:g}, {width:g} × {height:g}"
+    if width <= 0 or height <= 0:
+        faults.add(NO_SIZE, where, told)
+        return
+    corners = _inside((left, top, left + width, top + height), image.size, where, told, faults)
+    if corners is not None:
+        area, whole = _number(entry.get("area")), width * height
+        image.boxes.append(
+            Box(category_id, corners, whole if area is None or area <= 0 else area, entry.get("iscrowd") in (1, True))
+        )
+
+
+def _inside(
+    corners: tuple[float, float, float, float], size: tuple[int, int] | None, where: str, told: str, faults: Faults
+) -> tuple[float, float, float, float] | None:
+    """The part of a box that is in its image; None where there is no such part."""
+    if size is None:
+        return corners
+    left, top, right, bottom = corners
+    width, height = size
+    if left >= width or top >= height or right <= 0 or bottom <= 0:
+        faults.add(OUTSIDE, where, f"{told}, in {width} × {height}")
+        return None
+    if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
+        faults.add(BEYOND, where, f"{told}, in {width} × {height}")
+    return max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
+
+
+def _number(value: Any) -> float | None:
+    """A finite number of a size that pixels can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9 or math.isnan(value):
+        return None
+    return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:40]
+
+
+def is_annotations(path: Path) -> bool:
+    """Whether a file's first bytes could be those of a JSON object; unreadable ones are told when they are read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
+    except OSError as error:
+        raise UnreadableError(f"'{path}' cannot be read: {error.strerror or error}.") from error

@@ -1,0 +1,95 @@
+"""Made-up images with coloured shapes on noise, so that everything about boxes can be tried without any file."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from attemper.lab.tasks.boxes.canvas import SHOWN
+from attemper.lab.tasks.boxes.metrics import make_metric
+from attemper.lab.tasks.boxes.shape import AREA, BOX, CHANNELS, CLASS, COLUMNS, CROWD, NONE, BoxShape
+from attemper.lab.tasks.boxes.task import BoxTask
+from attemper.lab.tasks.fingerprint import of_parts
+from attemper.lab.tasks.source import MemorySource
+
+SHAPES = ("square", "disc", "cross")
+MOST = 3
+"""Shapes in an image; some images have none."""
+TRAIN, TEST = 400, 100
+SMALLEST = 32
+
+
+def open_boxes(name: str, *, size: int = 48, train: int = TRAIN, test: int = TEST) -> BoxTask:
+    """Squares, discs and crosses of any colour on noise, in images of any proportions.
+
+    size: side of the canvas in pixels. train, test: so many images are drawn.
+    """
+    make_metric()
+    side = max(SMALLEST, size)
+    return BoxTask(
+        name=name,
+        shape=BoxShape(size=side, classes=len(SHAPES), boxes=MOST),
+        fingerprint=of_parts("boxes 1", *map(str, (side, train, test))),
+        pool=lambda: draw_shapes(train, side, 0),
+        held_out=lambda: draw_shapes(test, side, 1),
+        classes=SHAPES,
+    )
+
+
+def draw_shapes(count: int, size: int, seed: int) -> MemorySource:
+    """So many images. Shapes do not touch: whichever is in front would be a second task."""
+    draw = np.random.default_rng(seed)
+    images = np.zeros((count, CHANNELS, size, size), np.uint8)
+    rows = np.zeros((count, MOST, COLUMNS), np.float32)
+    rows[..., CLASS] = NONE
+    sizes = np.zeros((count, 2), np.int64)
+    for image, found, shape in zip(images, rows, sizes, strict=True):
+        shape[:] = width, height = _sides(draw, size)
+        image[:3, :height, :width] = draw.integers(70, 130, (3, height, width))
+        image[3, :height, :width] = SHOWN
+        taken = np.zeros((size, size), bool)
+        for row in found[: draw.integers(0, MOST + 1)]:
+            _put(draw, image, row, taken, (width, height))
+        found[:] = found[np.argsort(found[:, CLASS] == NONE, kind="stable")]
+    return MemorySource(torch.from_numpy(images), torch.from_numpy(rows), facts={"size": torch.from_numpy(sizes)})
+
+
+def _sides(draw: np.random.Generator, size: int) -> tuple[int, int]:
+    """Width and height of an image, one of which is that of the canvas."""
+    short = int(draw.integers(size * 2 // 3, size + 1))
+    return (size, short) if draw.random() < 0.5 else (short, size)
+
+
+def _put(
+    draw: np.random.Generator, image: np.ndarray, row: np.ndarray, taken: np.ndarray, sides: tuple[int, int]
+) -> None:
+    """One shape, where there is room for it; none after some tries."""
+    size = image.shape[-1]
+    for _ in range(20):
+        side = int(draw.integers(size // 5, size // 2))
+        left, top = (int(draw.integers(0, most - side + 1)) for most in sides)
+        place = np.s_[top : top + side, left : left + side]
+        if taken[place].any():
+            continue
+        taken[place] = True
+        kind = int(draw.integers(len(SHAPES)))
+        colour = draw.integers(0, 256, 3)
+        colour[draw.integers(3)] = draw.choice([0, 255])
+        mask = _mask(kind, side)
+        image[:3, top : top + side, left : left + side][:, mask] = colour[:, None]
+        row[CLASS], row[AREA], row[CROWD] = kind, float(mask.sum()), 0.0
+        row[BOX] = np.array([left, top, left + side, top + side]) / size
+        return
+
+
+def _mask(kind: int, side: int) -> np.ndarray:
+    """Which pixels of its box a shape fills."""
+    across = np.arange(side) - (side - 1) / 2
+    y, x = np.meshgrid(across, across, indexing="ij")
+    if SHAPES[kind] == "square":
+        return np.ones((side, side), bool)
+    if SHAPES[kind] == "disc":
+        found: np.ndarray = x**2 + y**2 <= (side / 2) ** 2
+        return found
+    cross: np.ndarray = (np.abs(x) <= side / 6) | (np.abs(y) <= side / 6)
+    return cross
