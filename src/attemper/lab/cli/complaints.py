@@ -11,6 +11,7 @@ EXTRAS = {
     **{
         "soundfile": "audio",
         "sacrebleu": "text",
+        "easy_vqa": "vqa",
         "pycocotools": "detection",
         "torchmetrics": "detection",
         "ray": "ray",

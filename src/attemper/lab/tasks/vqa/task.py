@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ class QuestionTask:
     held_out: Part
     images: Callable[[], tuple[Source, Source]]
     given_notes: tuple[str, ...] = ()
+    samples: ClassVar[str] = "questions"
 
     @property
     def several(self) -> bool:
