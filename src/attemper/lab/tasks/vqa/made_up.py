@@ -1,4 +1,4 @@
-"""Made-up pictures of one shape each, and questions about them: learnt in a minute, without any files."""
+"""Made-up questions: about pictures of one shape each, learnt in a minute; and noise, by which plans are measured."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ IMAGES, TEST_IMAGES = 500, 150
 COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (230, 210, 50)}
 SHAPES = ("square", "cross", "ring")
 PLACES = ("left", "right")
+
+PEOPLE = 10
+NOISE = (443_757, 214_354)
+"""Training and test questions of noise: as many as VQAv2 has for training and validation."""
+PER_IMAGE = 5
+WORDS, TOKENS = 10_000, 14
+"""Of noise: different words, and the words of a question."""
 
 
 def draw(colour: str, shape: str, row: int, column: int, side: int) -> Tensor:
@@ -63,3 +70,19 @@ def _part(name: str, count: int, draws: torch.Generator) -> tuple[Part, Tensor]:
         )
         questions += [Question(number, text, answer, (answer,), kind) for text, answer, kind in asked]
     return Part(name, (), tuple(questions)), torch.stack(images)
+
+
+def noise(train: int, test: int, answers: int) -> tuple[Part, Part]:
+    """Questions of random words with random answers, on which all of ten people agree."""
+    return _noise("noise", train, answers), _noise("more noise", test, answers)
+
+
+def _noise(name: str, count: int, answers: int) -> Part:
+    draws = generator(FIXED, "noise", name)
+    words = torch.randint(WORDS, (count, TOKENS), generator=draws).tolist()
+    said = [(f"answer {number}",) * PEOPLE for number in range(answers)]
+    questions = tuple(
+        Question(at // PER_IMAGE, " ".join(f"w{word}" for word in row), said[at % answers][0], said[at % answers])
+        for at, row in enumerate(words)
+    )
+    return Part(name, (), questions)

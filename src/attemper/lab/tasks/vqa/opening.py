@@ -14,6 +14,7 @@ from attemper.lab.tasks.broken import Broken
 from attemper.lab.tasks.faults import Faults
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.image_files import examine
+from attemper.lab.tasks.noise import NoiseSource, noise_images
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.source import MemorySource, Source, found_under
@@ -31,9 +32,9 @@ from attemper.lab.tasks.vqa.v2 import read_parts
 
 ANSWERS = 3129
 """Of VQAv2, as most models for it have."""
-SIZES = {"easy": 64, "shapes": made_up.SIDE}
 SIZE = 224
 """Side of images in a folder."""
+SIZES = {"easy": 64, "shapes": made_up.SIDE, "noise": SIZE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +60,10 @@ def open_vqa(
     train: int | None = None,
     test: int | None = None,
 ) -> QuestionTask:
-    """Questions about images: easy-vqa ('easy'), made-up shapes ('shapes'), or a folder in the layout of VQAv2.
+    """Questions about images: easy-vqa ('easy'), made-up shapes ('shapes'), noise, or a folder in the layout of VQAv2.
 
-    path: easy, shapes, or the folder, relative to the data root or to where the program runs.
-    size: side of the images in pixels; None: 64 for easy, 16 for shapes, 224 for a folder.
+    path: easy, shapes, noise, or the folder, relative to the data root or to where the program runs.
+    size: side of the images in pixels; None: 64 for easy, 16 for shapes, 224 for noise and a folder.
     answers: a model chooses from so many of the most frequent answers; None: from all, and at most 3,129.
     length: words of a question at most; None: those of the longest training question.
     broken: what becomes of questions that cannot be used, or whose image cannot: refuse, or skip.
@@ -73,7 +74,8 @@ def open_vqa(
             raise ParameterError(f"'{name}': size is {size}; made-up shapes are drawn at {SIZES[path]}.")
         if broken != "refuse":
             raise ParameterError(f"'{name}' has no files of yours that could be broken; leave broken out.")
-    data = _shapes() if path == "shapes" else _easy(size) if path == "easy" else _folder(path, root, size, broken)
+    side = SIZES.get(path, SIZE) if size is None else size
+    data = _data(path, root, side, broken, train, test, answers)
     for each in data.notes:
         note(each)
     pool, held = _limited(name, data.train, train, "training"), _limited(name, data.test, test, "test")
@@ -83,7 +85,6 @@ def open_vqa(
     book = AnswerBook.of((each.commonest for each in pool.questions), ANSWERS if answers is None else answers)
     if len(book) < 2:
         raise DataError(f"'{name}' has {len(book)} answers to choose from; it needs at least 2.")
-    side = SIZES.get(path, SIZE) if size is None else size
     words = length or max(len(words_of(each.text)) for each in pool.questions)
     return QuestionTask(
         name=name,
@@ -98,6 +99,30 @@ def open_vqa(
     )
 
 
+def _data(
+    path: str, root: Path, side: int, broken: Broken, train: int | None, test: int | None, answers: int | None
+) -> _Data:
+    if path == "shapes":
+        return _shapes()
+    if path == "easy":
+        return _of_files(*read_easy(), side, ())
+    if path == "noise":
+        usual = zip((train, test, answers), (*made_up.NOISE, ANSWERS), strict=True)
+        return _noise(side, *(given or count for given, count in usual))
+    return _folder(path, root, side, broken)
+
+
+def _noise(side: int, train: int, test: int, answers: int) -> _Data:
+    parts = made_up.noise(train, test, answers)
+    pool = noise_images(3, side)
+
+    def images() -> tuple[Source, Source]:
+        first, second = (NoiseSource(pool, torch.arange(1 + part.questions[-1].image)) for part in parts)
+        return first, second
+
+    return _Data(*parts, images, of_parts("noise", *map(str, (side, train, test, answers))))
+
+
 def _shapes() -> _Data:
     train, images, test, others = made_up.shapes()
     return _Data(
@@ -108,11 +133,7 @@ def _shapes() -> _Data:
     )
 
 
-def _easy(size: int | None) -> _Data:
-    return _of_files(*read_easy(), SIZES["easy"] if size is None else size, ())
-
-
-def _folder(path: str, root: Path, size: int | None, broken: Broken) -> _Data:
+def _folder(path: str, root: Path, size: int, broken: Broken) -> _Data:
     folder = found_under(root, path)
     faults = Faults()
     parts = read_parts(folder, faults)
@@ -126,7 +147,7 @@ def _folder(path: str, root: Path, size: int | None, broken: Broken) -> _Data:
     for part in kept:
         if not len(part):
             raise DataError(f"'{folder}' has no question in '{part.name}' that can be used.")
-    return _of_files(kept[0], kept[1], SIZE if size is None else size, tuple(notes))
+    return _of_files(kept[0], kept[1], size, tuple(notes))
 
 
 def _of_files(train: Part, test: Part, size: int, notes: tuple[str, ...]) -> _Data:
