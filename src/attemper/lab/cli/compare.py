@@ -244,10 +244,24 @@ def carry_out(
             report = write_report(summary, folder / "report.html")
             show_summary(screen, summary, report)
             if (folder / "weights").is_dir():
-                say(screen, f"Weights: {folder / 'weights'}; try 'attemper predict {folder} --images FOLDER'")
+                use = f"predict {folder} --images FOLDER" if _of_images(folder / "weights") else f"evaluate {folder}"
+                say(screen, f"Weights: {folder / 'weights'}; try 'attemper {use}'")
             if json:
                 print_json(summary)
     return 0 if summary["complete"] else 1
+
+
+def _of_images(weights: Path) -> bool:
+    """Whether the models that a study keeps take images alone, and say so."""
+    from attemper.errors import UnreadableError
+    from attemper.files import WEIGHTS, read_notes
+
+    for each in sorted(weights.glob(f"*/{WEIGHTS}"))[:1]:
+        try:
+            return "inputs" in read_notes(each)
+        except UnreadableError:
+            return False
+    return False
 
 
 def write_report(summary: Summary, path: Path) -> Path:
