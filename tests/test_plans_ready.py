@@ -1,4 +1,4 @@
-"""The ready plans of other tasks than classification: they are read as they are, and fit their models at the size of a try."""
+"""The ready plans of other tasks than classification: read as they are, they fit their models at the size of a try."""
 
 from __future__ import annotations
 

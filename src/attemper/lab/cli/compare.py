@@ -244,24 +244,22 @@ def carry_out(
             report = write_report(summary, folder / "report.html")
             show_summary(screen, summary, report)
             if (folder / "weights").is_dir():
-                use = f"predict {folder} --images FOLDER" if _of_images(folder / "weights") else f"evaluate {folder}"
-                say(screen, f"Weights: {folder / 'weights'}; try 'attemper {use}'")
+                say(screen, f"Weights: {folder / 'weights'}; try '{_next_command(folder)}'")
             if json:
                 print_json(summary)
     return 0 if summary["complete"] else 1
 
 
-def _of_images(weights: Path) -> bool:
-    """Whether the models that a study keeps take images alone, and say so."""
+def _next_command(folder: Path) -> str:
+    """What somebody may do with the weights of a study: only classifiers of images predict."""
     from attemper.errors import UnreadableError
-    from attemper.files import WEIGHTS, read_notes
+    from attemper.files import read_notes, weights_in
 
-    for each in sorted(weights.glob(f"*/{WEIGHTS}"))[:1]:
-        try:
-            return "inputs" in read_notes(each)
-        except UnreadableError:
-            return False
-    return False
+    try:
+        predicts = any("inputs" in read_notes(weights_in(each)) for each in sorted((folder / "weights").iterdir())[:1])
+    except UnreadableError:
+        predicts = False
+    return f"attemper predict {folder} --images FOLDER" if predicts else f"attemper evaluate {folder}"
 
 
 def write_report(summary: Summary, path: Path) -> Path:

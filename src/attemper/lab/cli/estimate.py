@@ -61,7 +61,8 @@ class EstimateCommand:
     augment: Text = None
     """Augmentations joined by '+'."""
     images: Number = None
-    """In place of a task: so many training images of noise, and a twenty-fifth of that to test on."""
+    """In place of a task: so many made-up training images, and a twenty-fifth of that to test on; noise, or with boxes
+    for a plan on boxes."""
     image_size: int = 224
     """With --images: their side in pixels."""
     classes: int = 1000
@@ -122,8 +123,7 @@ class EstimateCommand:
         if self.images is not None:
             if self.task is not None:
                 raise ParameterError("--task and --images both say what is learnt from; give one of them.")
-            sizes = f"train={self.images}, test={max(1, self.images // 25)}"
-            task = f"noise(size={self.image_size}, classes={self.classes}, {sizes})"
+            task = self._stand_in(self.images)
         changes = Compare(
             plan=self.plan,
             task=task,
@@ -137,6 +137,19 @@ class EstimateCommand:
         )
         plan = changes.planned()
         return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
+
+    def _stand_in(self, images: int) -> str:
+        """A task without files for the one of the plan: of its kind where there is such a task, else noise."""
+        from attemper.lab.call_syntax import parse_call
+        from attemper.lab.study.planfile import load_plan
+        from attemper.lab.tasks.registry import STAND_INS
+
+        sizes = f"train={images}, test={max(1, images // 25)}"
+        named = "" if self.plan is None else load_plan(self.plan).task
+        made_up = STAND_INS.get(parse_call(named)[0].partition(":")[0]) if named else None
+        if made_up is not None:
+            return f"{made_up}(size={self.image_size}, {sizes})"
+        return f"noise(size={self.image_size}, classes={self.classes}, {sizes})"
 
     def _check(self, plan: Plan) -> None:
         """What cannot be run cannot be estimated: found out in a moment, recipe by recipe."""

@@ -43,8 +43,8 @@ def inputs_of(weights: Weights) -> ImageInputs:
     """What the model takes to which weights of a run belong; raises where they do not say it."""
     if "inputs" not in weights.notes:
         raise UnreadableError(
-            f"'{weights.path}' does not say what its model takes: it was trained on something else than images, or by "
-            "an earlier version."
+            f"'{weights.path}' does not say what its model takes: it was trained on something else than "
+            "images with a class, or by an earlier version."
         )
     return ImageInputs.from_json(weights.notes["inputs"])
 

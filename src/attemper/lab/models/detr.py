@@ -12,14 +12,6 @@ from attemper.errors import ParameterError, first_line, suggestion
 from attemper.lab.models.vision_parts import check_heads
 from attemper.lab.tasks.boxes.shape import BoxShape
 
-RESNETS: dict[str, dict[str, Any]] = {
-    "resnet18": {"depths": [2, 2, 2, 2], "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]},
-    "resnet34": {"depths": [3, 4, 6, 3], "layer_type": "basic", "hidden_sizes": [64, 128, 256, 512]},
-    "resnet50": {"depths": [3, 4, 6, 3], "layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]},
-    "resnet101": {"depths": [3, 4, 23, 3], "layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]},
-}
-"""Transformers' own; every other name is one of timm."""
-
 
 class Detr(nn.Module):
     """Images (B, 4, S, S) → a dict: "logits" (B, queries, classes + 1), "boxes" (B, queries, 4), centres and sides.
@@ -62,11 +54,11 @@ def detr(
 ) -> nn.Module:
     """DETR with any backbone.
 
-    backbone: resnet18, resnet34, resnet50, resnet101 of Transformers, or the name of a model of timm.
+    backbone: the name of a model of timm that gives feature maps, such as resnet50.
     depth: layers of the encoder, and of the decoder. mlp: width of the MLP's hidden layer.
     dropout: of DETR's own, on the branches; 0.1 as published.
     frozen: batch norms with fixed statistics and a first stage that is not trained, as published. That is for trained
-        backbones, whose weights `init` of the budget brings; from nothing, all of it is trained.
+        backbones, whose weights the budget's `init` brings; from nothing, all of it is trained.
     """
     from transformers import DetrConfig, DetrForObjectDetection
 
@@ -94,24 +86,19 @@ def detr(
         raise ParameterError(f"Transformers could not build DETR with {backbone}: {first_line(error)}") from error
     if frozen:
         refuse_frozen_activations(backbone)
+        freeze_stem(model)
     else:
         unfreeze(model)
     return model
 
 
 def _backbone(name: str) -> Any:
-    """The configuration of a backbone whose last stage becomes the keys."""
-    from transformers import ResNetConfig, TimmBackboneConfig
-
-    if name in RESNETS:
-        return ResNetConfig(**{**RESNETS[name], "out_features": ["stage4"]})
+    """The configuration of a backbone of timm, whose last stage becomes the keys."""
     import timm
+    from transformers import TimmBackboneConfig
 
     if not timm.is_model(name):
-        raise ParameterError(
-            f"backbone is {name!r}; it is neither {', '.join(RESNETS)} nor a model of timm."
-            f"{suggestion(name, [*RESNETS, *timm.list_models()])}"
-        )
+        raise ParameterError(f"backbone is {name!r}, and timm has no such model.{suggestion(name, timm.list_models())}")
     options: dict[str, Any] = {"use_pretrained_backbone": False, "out_indices": [-1]}
     return TimmBackboneConfig(backbone=name, **options)
 
@@ -126,12 +113,20 @@ def unfreeze(model: Detr) -> None:
     encoder.model = getattr(fresh, "_backbone", fresh)  # a model of timm inside of Transformers' own, as DETR has it
 
 
+def freeze_stem(model: Detr) -> None:
+    """Keep what a ResNet has before its second stage as it is, as published; other backbones are trained as a whole."""
+    named = list(model.detr.model.backbone.model.named_parameters())
+    if any(name.startswith("layer2.") for name, _ in named):
+        for name, parameter in named:
+            parameter.requires_grad_(name.startswith(("layer2.", "layer3.", "layer4.")))
+
+
 def refuse_frozen_activations(backbone: str) -> None:
     """Raise where a batch norm has an activation in it, which Transformers' frozen ones do not have."""
     import timm
     from timm.layers.norm_act import BatchNormAct2d
 
-    if backbone not in RESNETS and any(isinstance(m, BatchNormAct2d) for m in timm.create_model(backbone).modules()):
+    if any(isinstance(m, BatchNormAct2d) for m in timm.create_model(backbone).modules()):
         raise ParameterError(
             f"frozen is true, and timm's {backbone} has activations in its batch norms, which would be lost; leave "
             "frozen out, or take a ResNet."

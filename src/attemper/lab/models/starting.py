@@ -123,9 +123,9 @@ def _renamed(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str
         if rest in own:
             prefixes[f"{head}.", ""] += 1
     for name in own:
-        head, _, rest = name.partition(".")
-        if rest in given:
-            prefixes["", f"{head}."] += 1
+        for dot in (place for place, sign in enumerate(name) if sign == "."):
+            if name[dot + 1 :] in given:
+                prefixes["", name[: dot + 1]] += 1
     (there, here), _ = max(prefixes.items(), key=lambda item: item[1])
     return {f"{here}{name.removeprefix(there)}": value for name, value in given.items()}
 

@@ -95,6 +95,6 @@ def picture(given: Mapping[str, Any]) -> str:
         return ""
     caption, text = escape(given.get("caption", "")), base64.b64encode(data).decode()
     return (
-        f'<figure class="chart"><img class="picture" alt="{caption}" src="data:image/{kind};base64,{text}">'
+        f'<figure class="shown"><img class="picture" alt="{caption}" src="data:image/{kind};base64,{text}">'
         f'<figcaption><span class="note">{caption}</span></figcaption></figure>'
     )

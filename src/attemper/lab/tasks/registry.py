@@ -88,6 +88,8 @@ FILES: dict[str, Callable[..., Task]] = {
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
+STAND_INS = {"boxes": "boxes", "coco": "boxes"}
+"""By kind: the task without files on which plans are measured; of the others, noise."""
 STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
 

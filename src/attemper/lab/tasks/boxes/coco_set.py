@@ -186,13 +186,15 @@ def _samples(parts: Sequence[Found], read: Sequence[Annotations], faults: Faults
     samples: list[Sample] = []
     place: dict[int, int] = {}
     for at, (part, image, file) in enumerate(every):
+        base = parts[0].folder
+        name = str(file.relative_to(base)) if file.is_relative_to(base) else str(file)
         if at in examined.problems:
-            faults.add(UNREADABLE, str(file), examined.problems[at])
+            faults.add(UNREADABLE, name, examined.problems[at])
             continue
         seen, turn = _orientation(image.size, sizes[at])
         if seen is None:
             real = " × ".join(map(str, sizes[at].seen or ()))
-            faults.add(OTHER_SIZE, str(file), f"{real}, and not {' × '.join(map(str, image.size or ()))}")
+            faults.add(OTHER_SIZE, name, f"{real}, and not {' × '.join(map(str, image.size or ()))}")
             continue
         first = place.setdefault(examined.equal[at], len(samples))
         samples.append(Sample(file, part, seen, turn, tuple(image.boxes), first))

@@ -2,38 +2,92 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from torch import Tensor
 
+from attemper.lab.tasks import source
 from attemper.lab.tasks.boxes.canvas import SHOWN
-from attemper.lab.tasks.boxes.metrics import make_metric
+from attemper.lab.tasks.boxes.metrics import require_packages
 from attemper.lab.tasks.boxes.shape import AREA, BOX, CHANNELS, CLASS, COLUMNS, CROWD, NONE, BoxShape
 from attemper.lab.tasks.boxes.task import BoxTask
 from attemper.lab.tasks.fingerprint import of_parts
-from attemper.lab.tasks.source import MemorySource
+from attemper.lab.tasks.source import MemorySource, Source, facts_of
 
 SHAPES = ("square", "disc", "cross")
 MOST = 3
 """Shapes in an image; some images have none."""
 TRAIN, TEST = 400, 100
 SMALLEST = 32
+MOST_DRAWN, MOST_BYTES = 4096, 2**28
+"""So many different images at most, fewer where they are large."""
 
 
 def open_boxes(name: str, *, size: int = 48, train: int = TRAIN, test: int = TEST) -> BoxTask:
     """Squares, discs and crosses of any colour on noise, in images of any proportions.
 
-    size: side of the canvas in pixels. train, test: so many images are drawn.
+    size: side of the canvas in pixels. train, test: so many images there are. Of a large number, such as plans are
+        measured on, some are drawn and stand for all.
     """
-    make_metric()
+    require_packages()
     side = max(SMALLEST, size)
     return BoxTask(
         name=name,
         shape=BoxShape(size=side, classes=len(SHAPES), boxes=MOST),
         fingerprint=of_parts("boxes 1", *map(str, (side, train, test))),
-        pool=lambda: draw_shapes(train, side, 0),
-        held_out=lambda: draw_shapes(test, side, 1),
+        pool=lambda: drawn(train, side, 0),
+        held_out=lambda: drawn(test, side, 1),
         classes=SHAPES,
     )
+
+
+def drawn(count: int, size: int, seed: int) -> Source:
+    """So many images; above a number, only so many of them differ."""
+    different = max(1, min(MOST_DRAWN, MOST_BYTES // (CHANNELS * size**2)))
+    pool = draw_shapes(min(count, different), size, seed)
+    return pool if count <= different else Repeated(pool, torch.arange(count))
+
+
+@dataclasses.dataclass
+class Repeated:
+    """A few images that stand for many."""
+
+    pool: MemorySource
+    indices: Tensor
+
+    @property
+    def targets(self) -> Tensor:
+        return self.pool.targets[self._places(self.indices)]
+
+    @property
+    def facts(self) -> dict[str, Tensor]:
+        return facts_of(self.pool.facts, self._places(self.indices))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether real data of this size would be: runs treat it the same way."""
+        return len(self) * self.pool.images[0].numel() <= source.MEMORY_LIMIT
+
+    def take(self, indices: Tensor) -> Repeated:
+        return Repeated(self.pool, self.indices[indices])
+
+    def to(self, device: torch.device) -> Repeated:
+        return Repeated(self.pool.to(device), self.indices)
+
+    def batches(self, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.pool.batches(self._places(self.indices[order.cpu()]), batch_size)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        return self.pool.statistics()
+
+    def _places(self, indices: Tensor) -> Tensor:
+        return indices % len(self.pool)
 
 
 def draw_shapes(count: int, size: int, seed: int) -> MemorySource:

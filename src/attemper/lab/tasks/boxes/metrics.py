@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -82,18 +83,28 @@ def _share(value: Any) -> float | None:
     return None if float(value) < 0 else float(value)
 
 
+def require_packages() -> None:
+    """Raise unless what measures boxes is installed; nothing is imported yet, which takes seconds."""
+    for name in ("torchmetrics", "pycocotools"):
+        if importlib.util.find_spec(name) is None:
+            raise ParameterError(
+                f"Boxes are measured by torchmetrics with pycocotools, and {name} is missing: "
+                "pip install 'attemper[detection]'."
+            )
+
+
 def make_metric(by_class: bool = False) -> Any:
-    """torchmetrics' metric; an error that says what to install where something is missing."""
-    try:
-        import pycocotools.mask  # type: ignore[import-untyped] # noqa: F401
-        from torchmetrics.detection import MeanAveragePrecision
-    except ModuleNotFoundError as error:
-        raise ParameterError(
-            f"Boxes are measured by torchmetrics with pycocotools, and {error.name} is missing: "
-            "pip install 'attemper[detection]'."
-        ) from None
-    # As pycocotools has them. torchmetrics' own are rounded to float32: where a recall is just 0.3, it falls short of it.
+    """torchmetrics' metric with the thresholds of pycocotools, by this process alone.
+
+    Those of torchmetrics are rounded to float32, and a recall of 0.3 falls short of them.
+    """
+    from torchmetrics.detection import MeanAveragePrecision
+
     overlaps, recalls = np.linspace(0.5, 0.95, 10).tolist(), np.linspace(0, 1, 101).tolist()
     return MeanAveragePrecision(
-        iou_thresholds=overlaps, rec_thresholds=recalls, backend="pycocotools", class_metrics=by_class
+        iou_thresholds=overlaps,
+        rec_thresholds=recalls,
+        backend="pycocotools",
+        class_metrics=by_class,
+        sync_on_compute=False,  # it has the tallies of all processes already, and the others do not compute
     )

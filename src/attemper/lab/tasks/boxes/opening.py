@@ -1,7 +1,5 @@
 """From a folder with COCO's JSON to a task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.boxes.coco_set import CocoSet, read_set
-from attemper.lab.tasks.boxes.metrics import make_metric
+from attemper.lab.tasks.boxes.metrics import require_packages
 from attemper.lab.tasks.boxes.shape import BoxShape
 from attemper.lab.tasks.boxes.task import BoxTask
 from attemper.lab.tasks.broken import Broken, listed, shown
@@ -37,7 +35,7 @@ def open_coco(
     broken: what becomes of images and boxes that cannot be used: refuse, or skip.
     train, test: keep only so many images, always the same ones.
     """
-    make_metric()  # so that a missing package is an error now, not after the first epoch
+    require_packages()  # so that a missing package is an error now, not after the first epoch
     found = read_set(found_under(root, path, Path.exists, "there"), size, broken, root)
     training, validation, held, notes = divided(found)
     for each in (*found.notes, *notes):
