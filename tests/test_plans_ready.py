@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLANS = Path(__file__).parent.parent / "plans"
 TRIES = {
-    "vqav2-cb": ("vqa:shapes(train=60, test=20)", "vilt(width=16, depth=1, heads=2)"),
-    "mae-graying": ("mae:digits(train=60, test=20)", "vit-mae(width=16, depth=1, heads=2, decoder_depth=1)"),
-    "mae-graying-finetune": ("digits(train=60, test=20)", "vit-mae(width=16, depth=1, heads=2)"),
+    "vqav2-cb": ("vqa:shapes(train=60, test=20)", "vilt(width=16, depth=2, heads=2)"),
+    "mae-graying": ("mae:digits(train=60, test=20)", "vit-mae(width=16, depth=2, heads=2, decoder_depth=1)"),
+    "mae-graying-finetune": ("digits(train=60, test=20)", "vit-mae(width=16, depth=2, heads=2)"),
 }
 
 
@@ -52,7 +52,7 @@ def test_the_last_recipe_of_each_ready_plan_trains() -> None:
     ("name", "text"),
     [
         ("vqa:noise", "vqa:noise(size=16, train=60, test=20, answers=12)"),
-        ("mae:noise", "mae:noise(size=16, train=60, test=20)"),
+        ("mae:noise", "mae:noise(size=16, classes=5, train=60, test=20)"),
     ],
 )
 def test_noise_stands_for_data_that_is_not_there(name: str, text: str) -> None:
