@@ -158,7 +158,8 @@ class MaskedTask:
         """An input image (C, H, W) as uint8: `to_input` undone."""
         levels = torch.tensor([0, 255], dtype=torch.uint8, device=x.device)[:, None, None, None]
         low, high = self.inner.to_input(levels.expand(2, *x.shape).contiguous())
-        return ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+        pixels: Tensor = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8)
+        return pixels.cpu()
 
 
 HIDDEN = 128
