@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attemper.lab.study.defaults import completed
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import load_plan
 from attemper.lab.tasks.registry import open_task
@@ -63,3 +64,13 @@ def test_noise_stands_for_data_that_is_not_there(name: str, text: str) -> None:
     stored, targets = next(train.batches(train.targets.new_tensor([0, 1]), 2))
     assert len(task.to_input(stored)) == len(targets) == 2
     assert task.fingerprint != open_task(text.replace("60", "50")).fingerprint
+
+
+def test_what_nobody_says_is_chosen_for_these_tasks_too() -> None:
+    asked = completed({"task": "vqa:shapes(train=100, test=20)"})
+    assert asked.model == "two-stream"
+    assert asked.budget.augment == "none"
+    assert "on 100 questions: model two-stream" in asked.notes[0]
+    hidden = completed({"task": "mae:digits(train=100, test=20)"})
+    assert hidden.model == "vit-mae"
+    assert hidden.budget.augment == "crop-flip(flip=0)"

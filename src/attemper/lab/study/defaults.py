@@ -261,7 +261,7 @@ def _budget_for(task: Task, samples: int, tuned: bool) -> dict[str, Any]:
     if tuned:
         chosen["layer_decay"] = 0.75
     images = task.inner if isinstance(task, MaskedTask) else task
-    if isinstance(images.shape, InputShape) and _takes(task, "crop-flip"):
+    if isinstance(images.shape, InputShape) and _takes(images, "crop-flip"):
         upright = images.name.partition(":")[0].partition("(")[0] in UPRIGHT
         large = min(images.shape.height, images.shape.width) >= LARGE
         scale = 0.5 if tuned else 0.25
