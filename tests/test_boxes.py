@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,14 @@ from torchvision import ops
 
 import attemper
 from attemper.errors import ParameterError
+from attemper.lab.cli.estimate import EstimateCommand
 from attemper.lab.models.registry import build_model
 from attemper.lab.models.starting import start_from
+from attemper.lab.study.planfile import load_plan
 from attemper.lab.tasks.base import Structured, Tallied, Task
 from attemper.lab.tasks.boxes import matching
+from attemper.lab.tasks.boxes.augmenting import box_augmentation
+from attemper.lab.tasks.boxes.drawing import where_queries_look
 from attemper.lab.tasks.boxes.geometry import generalised_overlap, overlap, to_centres, to_corners
 from attemper.lab.tasks.boxes.metrics import Answer, answers, average_precision
 from attemper.lab.tasks.boxes.shape import AREA, BOX, CLASS, COLUMNS, CROWD, NONE, BoxShape
@@ -257,6 +263,27 @@ def test_a_missing_package_is_named_before_any_training(monkeypatch: pytest.Monk
         open_task("boxes(train=4, test=2)")
 
 
+# --------------------------------------------------------------------------------------------------------------- plans
+def test_the_plans_of_detr_are_of_one_kind_and_can_be_measured_without_coco() -> None:
+    plans = Path(__file__).parent.parent / "plans"
+    published, smoke = load_plan(plans / "detr-coco.yaml"), load_plan(plans / "detr-smoke.yaml")
+    assert [row.value for row in published.published] == [41.9, 42.2, 42.9]
+    assert [entry.recipe for entry in published.recipes] == [entry.recipe for entry in smoke.recipes]
+    box_augmentation(published.budget.augment)
+    estimate = EstimateCommand(plan=plans / "detr-coco.yaml", images=5000, image_size=64)
+    assert estimate._plan().task == "boxes(size=64, train=5000, test=200)"
+    assert len(estimate._plan().recipes) == 3
+
+
+def test_a_million_made_up_images_are_a_few_that_stand_for_all() -> None:
+    task = open_task("boxes(train=1000000, test=4)")
+    train, validation = task.split(0, 0.1)
+    assert (len(train), len(validation)) == (900_000, 100_000)
+    images, rows = next(train.batches(torch.tensor([0, 899_999]), 2))
+    assert images.shape == (2, 4, 48, 48)
+    assert rows.shape == (2, 3, COLUMNS)
+
+
 # -------------------------------------------------------------------------------------------------------------- models
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_gives_scores_and_boxes_for_every_query_and_layer(model: str) -> None:
@@ -309,6 +336,29 @@ def test_detr_takes_a_trained_backbone_and_freezes_it_as_published() -> None:
         assert all(torch.equal(value, given[name]) for name, value in ours.items())
         assert model.eval()(SHAPE.example(1)[0])["logits"].shape == (1, 6, 4)
     assert not all(p.requires_grad for p in model.parameters())
+
+
+def test_methods_on_the_image_grid_act_where_keys_lie_on_it() -> None:
+    grid, queries = (build_model(model, SHAPE).train() for model in MODELS)
+    inputs, _ = SHAPE.example(2)
+    attemper.apply(grid, "dropkey(0.3, structure=block, w=1) + blur(grid=2d)")
+    assert torch.isfinite(grid(inputs)["layers"]).all()
+    with pytest.raises(ParameterError, match=r"none is known for 'detr\.model\.decoder\.layers\.0\.self_attn'"):
+        attemper.apply(queries, "dropkey(0.3, structure=block, w=1)")
+    attemper.apply(queries, "dropkey(0.3, structure=block, w=1)", targets=["*.encoder.*", "*.encoder_attn"])
+    assert torch.isfinite(queries(inputs)["layers"]).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_attention_that_is_drawn_is_the_one_that_looks_at_the_image(model: str) -> None:
+    built = build_model(model, SHAPE).eval()
+    inputs, _ = SHAPE.example(2)
+    queries = torch.zeros(2, dtype=torch.int64)
+    heat = where_queries_look(built, inputs, queries)
+    assert heat is not None
+    torch.testing.assert_close(heat.sum((1, 2)), torch.ones(2))
+    assert float(heat[1, :, math.ceil(heat.shape[-1] * 3 / 4) :].sum()) == 0, "nobody looks at padding"
+    assert where_queries_look(torch.nn.Identity(), inputs, queries) is None
 
 
 RECIPES = (

@@ -268,6 +268,7 @@ def _budget_for(task: Task, samples: int, tuned: bool) -> dict[str, Any]:
         chosen["augment"] = f"resized-crop(scale={scale})" if large else "crop-flip(flip=0)" if upright else "crop-flip"
     if isinstance(task.shape, BoxShape):
         chosen |= {"augment": "flip+crop+photometric", "batch_size": 16 if small else 32}
+        chosen["epochs"] *= 1 if tuned else 2  # where objects are takes longer to learn than what they are
     Budget.from_dict(chosen)
     return chosen
 

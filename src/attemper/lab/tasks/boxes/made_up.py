@@ -91,18 +91,18 @@ class Repeated:
 
 
 def draw_shapes(count: int, size: int, seed: int) -> MemorySource:
-    """So many images. Shapes do not touch: whichever is in front would be a second task."""
+    """So many images, the first with a shape. Shapes do not touch: which of them is in front would be another task."""
     draw = np.random.default_rng(seed)
     images = np.zeros((count, CHANNELS, size, size), np.uint8)
     rows = np.zeros((count, MOST, COLUMNS), np.float32)
     rows[..., CLASS] = NONE
     sizes = np.zeros((count, 2), np.int64)
-    for image, found, shape in zip(images, rows, sizes, strict=True):
+    for at, (image, found, shape) in enumerate(zip(images, rows, sizes, strict=True)):
         shape[:] = width, height = _sides(draw, size)
         image[:3, :height, :width] = draw.integers(70, 130, (3, height, width))
         image[3, :height, :width] = SHOWN
         taken = np.zeros((size, size), bool)
-        for row in found[: draw.integers(0, MOST + 1)]:
+        for row in found[: draw.integers(at == 0, MOST + 1)]:
             _put(draw, image, row, taken, (width, height))
         found[:] = found[np.argsort(found[:, CLASS] == NONE, kind="stable")]
     return MemorySource(torch.from_numpy(images), torch.from_numpy(rows), facts={"size": torch.from_numpy(sizes)})
