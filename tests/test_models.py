@@ -11,8 +11,8 @@ import attemper
 from attemper.errors import ParameterError
 from attemper.lab.models.convmixer import ConvMixer
 from attemper.lab.models.registry import build_model, list_models
-from attemper.lab.models.vision_parts import patch_for
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import patch_for
 from attemper.tempering.outputs import logits_of
 
 DIGITS = InputShape(channels=1, height=8, width=8, classes=10)

@@ -20,7 +20,7 @@ class TransformersAdapter:
         if window is not None:
             return Geometry(window)
         embeddings, config = getattr(owner, "embeddings", None), getattr(owner, "config", None)
-        if not isinstance(embeddings, nn.Module):
+        if not isinstance(embeddings, nn.Module) or _beyond_patches(embeddings, config):
             return None
         grid = _spectrogram(config) or _image(config)
         if grid is None:
@@ -42,6 +42,14 @@ class TransformersAdapter:
 
     def leave_alone(self, module: nn.Module) -> str | None:
         return None
+
+
+def _beyond_patches(embeddings: nn.Module, config: Any) -> bool:
+    """Whether keys are not the patches of an image in their order: words stand before them, or some are hidden.
+
+    So it is in ViLT, and in ViT-MAE, which shuffles the patches that it does not hide.
+    """
+    return hasattr(embeddings, "text_embeddings") or bool(getattr(config, "mask_ratio", 0))
 
 
 def _window(attention: nn.Module) -> tuple[int, int] | None:

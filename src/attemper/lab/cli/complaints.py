@@ -11,11 +11,11 @@ EXTRAS = {
     **{
         "soundfile": "audio",
         "sacrebleu": "text",
+        "easy_vqa": "vqa",
         "pycocotools": "detection",
         "torchmetrics": "detection",
         "ray": "ray",
         "optuna": "recommend",
-        "torchmetrics": "segmentation",
         "webdataset": "stream",
         "datasets": "stream",
     },

@@ -7,8 +7,8 @@ skips can be left out.
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.models.vision_parts import patch_for
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import patch_for
 
 
 class MixerBlock(nn.Module):

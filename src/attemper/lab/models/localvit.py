@@ -19,9 +19,9 @@ from attemper.lab.models.vision_parts import (
     as_tokens,
     check_heads,
     draw_weights,
-    fitting_patch,
 )
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import fitting_patch
 
 
 class SqueezeExcite(nn.Module):

@@ -31,11 +31,16 @@ from attemper.lab.models.starting import start_from
 from attemper.lab.models.t2t_vit import t2t_vit
 from attemper.lab.models.trained import library_weights
 from attemper.lab.models.translation import seq2seq
+from attemper.lab.models.two_stream import two_stream
+from attemper.lab.models.vilt import vilt
 from attemper.lab.models.vit import vit, vit_digits
+from attemper.lab.models.vit_mae import vit_mae
 from attemper.lab.tasks.base import InputShape, SequenceShape, Shape
 from attemper.lab.tasks.boxes.shape import BoxShape
+from attemper.lab.tasks.mae.shape import MaskedShape
 from attemper.lab.tasks.segmentation.task import MaskShape
 from attemper.lab.tasks.text import TextShape
+from attemper.lab.tasks.vqa.shape import QuestionShape
 
 Fitting = TypeVar("Fitting")
 GROUP = "attemper.models"
@@ -52,7 +57,8 @@ def _t2t_vit(depth: int, width: int, heads: int, mlp: int) -> tuple[Callable[...
 
 
 VIT_CIFAR = "7 blocks, width 384, 12 heads, MLP 384: for CIFAR, most likely as explicit dropout has it"
-OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
+Shapes = type | tuple[type, ...]
+OWN: dict[str, tuple[Callable[..., nn.Module], Shapes, str]] = {
     "vit-digits": (
         vit_digits,
         InputShape,
@@ -116,6 +122,13 @@ OWN: dict[str, tuple[Callable[..., nn.Module], type, str]] = {
         for kind in SEGFORMERS
     },
     "seq2seq": (seq2seq, TextShape, "encoder and decoder for translation: 6 layers each, width 512, 8 heads"),
+    "vit-mae": (
+        vit_mae,
+        (MaskedShape, InputShape),
+        "Transformers' ViT-MAE for masked pre-training, and a classifier of its encoder: 12 blocks, width 192, 3 heads",
+    ),
+    "two-stream": (two_stream, QuestionShape, "for questions about images: the question looks at patches; width 64"),
+    "vilt": (vilt, QuestionShape, "Transformers' ViLT for questions about images: 12 blocks, width 768, 12 heads"),
 }
 
 LIBRARIES = {
@@ -175,7 +188,7 @@ def _build(text: str, shape: Shape) -> nn.Module:
     return builder(_fitting(text, shape, takes), **options)
 
 
-def _fitting(model: str, shape: Shape, takes: type[Fitting]) -> Fitting:
+def _fitting(model: str, shape: Shape, takes: type[Fitting] | tuple[type[Fitting], ...]) -> Fitting:
     """The shape, if the model takes such inputs."""
     if isinstance(shape, takes):
         return shape

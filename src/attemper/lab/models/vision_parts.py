@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.tasks.base import InputShape
 
 Grid = tuple[int, int]
 
@@ -101,20 +100,3 @@ def check_heads(width: int, heads: int) -> None:
     """Raise unless the width can be shared out between the heads."""
     if width % heads:
         raise ParameterError(f"width is {width} and heads is {heads}; the width must be a multiple of the heads.")
-
-
-def fitting_patch(shape: InputShape, patch: int | None) -> int:
-    """The side of a patch, if images can be cut into such patches; None: whatever gives about 8 × 8 of them."""
-    patch = patch_for(shape) if patch is None else patch
-    if shape.height % patch or shape.width % patch:
-        raise ParameterError(
-            f"patch is {patch}; images of {shape.height} × {shape.width} cannot be cut into such patches."
-        )
-    return patch
-
-
-def patch_for(shape: InputShape) -> int:
-    """The patch size that divides both sides and comes nearest to an eighth of the shorter one, and to 2 at least."""
-    short = min(shape.height, shape.width)
-    fitting = [size for size in range(2, short // 2 + 1) if shape.height % size == 0 and shape.width % size == 0]
-    return min(fitting, key=lambda size: abs(size - short / 8), default=1)

@@ -5,8 +5,9 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 
 from attemper.errors import ParameterError
-from attemper.lab.models.vision_parts import check_heads, fitting_patch
+from attemper.lab.models.vision_parts import check_heads
 from attemper.lab.tasks.base import InputShape
+from attemper.lab.tasks.patch_size import fitting_patch
 
 
 def vit(

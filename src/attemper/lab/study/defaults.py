@@ -14,6 +14,7 @@ from attemper.lab.study.comparison import DEFAULT_PLAN
 from attemper.lab.study.plan import Plan
 from attemper.lab.tasks.base import ImageTask, InputShape, SequenceShape, Task
 from attemper.lab.tasks.boxes.shape import BoxShape
+from attemper.lab.tasks.mae.task import MaskedTask
 from attemper.lab.tasks.normalising import NORMALISATIONS, name_of
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.tasks.segmentation.task import MaskShape, SegmentationTask
@@ -265,9 +266,10 @@ def _budget_for(task: Task, samples: int, tuned: bool) -> dict[str, Any]:
     }
     if tuned:
         chosen["layer_decay"] = 0.75
-    if isinstance(task.shape, InputShape) and _takes(task, "crop-flip"):
-        upright = task.name.partition(":")[0].partition("(")[0] in UPRIGHT
-        large = min(task.shape.height, task.shape.width) >= LARGE
+    images = task.inner if isinstance(task, MaskedTask) else task
+    if isinstance(images.shape, InputShape) and _takes(images, "crop-flip"):
+        upright = images.name.partition(":")[0].partition("(")[0] in UPRIGHT
+        large = min(images.shape.height, images.shape.width) >= LARGE
         scale = 0.5 if tuned else 0.25
         chosen["augment"] = f"resized-crop(scale={scale})" if large else "crop-flip(flip=0)" if upright else "crop-flip"
     if isinstance(task.shape, BoxShape):

@@ -27,8 +27,7 @@ def open_noise(
     """Noise of the size of ImageNet, by default. Nothing can be learnt from it."""
     for option, value in {"size": size, "channels": channels, "classes": classes, "train": train, "test": test}.items():
         check(option, value, 1, whole=True)
-    different = max(1, min(DIFFERENT, MOST_BYTES // (channels * size**2)))
-    pool = torch.randint(256, (different, channels, size, size), generator=generator(0, "noise"), dtype=torch.uint8)
+    pool = noise_images(channels, size)
     return ImageTask(
         name=name,
         shape=InputShape(channels=channels, height=size, width=size, classes=classes),
@@ -37,6 +36,12 @@ def open_noise(
         held_out=lambda: NoiseSource(pool, torch.arange(test) % classes),
         classes=tuple(map(str, range(classes))),
     )
+
+
+def noise_images(channels: int, size: int) -> Tensor:
+    """The different images, uint8 (N, C, size, size)."""
+    different = max(1, min(DIFFERENT, MOST_BYTES // (channels * size**2)))
+    return torch.randint(256, (different, channels, size, size), generator=generator(0, "noise"), dtype=torch.uint8)
 
 
 @dataclasses.dataclass

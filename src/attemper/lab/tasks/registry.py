@@ -26,6 +26,7 @@ from attemper.lab.tasks.folder import open_folder
 from attemper.lab.tasks.idx import open_idx
 from attemper.lab.tasks.image_files import IMAGES
 from attemper.lab.tasks.listing import describe, list_folder
+from attemper.lab.tasks.mae.opening import open_mae
 from attemper.lab.tasks.noise import open_noise
 from attemper.lab.tasks.normalising import read_normalisation
 from attemper.lab.tasks.notifications import collecting
@@ -42,12 +43,14 @@ from attemper.lab.tasks.streaming.task import StreamTask
 from attemper.lab.tasks.streaming.wds import open_wds
 from attemper.lab.tasks.timm_data import open_timm
 from attemper.lab.tasks.translation import open_translation
+from attemper.lab.tasks.vqa.opening import open_vqa
 
 ROOT_VARIABLE = "ATTEMPER_DATA"
 GROUP = "attemper.tasks"
 """The entry point of other packages' tasks: functions of the task's name, the text behind its colon, and the root."""
 
 OWN = "MODULE:FUNCTION"
+MASKED = "mae"
 TASKS = {
     "digits": "scikit-learn's handwritten digits: 8 × 8, ten classes, no files needed",
     "cifar10": "CIFAR-10, official binary or Python files under the data root",
@@ -74,6 +77,8 @@ TASKS = {
     "boxes": "made-up images with squares, discs and crosses to be found; no files needed",
     "coco:PATH": "images with boxes to be found, a folder annotated in COCO's JSON",
     "translation:PATH": "a folder of parallel text, such as train.en, train.de, val.en, val.de, test.en, test.de",
+    "mae:TASK": "masked pre-training without labels on the images of another task, such as mae:digits",
+    "vqa:PATH": "questions about images in the layout of VQAv2; vqa:easy, of the package easy-vqa; vqa:shapes, made up",
 }
 
 FILES: dict[str, Callable[..., Task]] = {
@@ -85,6 +90,7 @@ FILES: dict[str, Callable[..., Task]] = {
     "mel": open_mel,
     "sequences": open_sequences,
     "actions": open_actions,
+    "vqa": open_vqa,
     "coco": open_coco,
     "segment": open_segment,
 }
@@ -119,6 +125,9 @@ def open_task(text: str, root: Path | None = None) -> Task:
     [1006, 431]
     """
     name, options = parse_call(text)
+    kind, _, inner = name.partition(":")
+    if kind == MASKED:
+        return open_mae(render_call(name, options), inner, options, functools.partial(open_task, root=root))
     label, normalise = render_call(name, options), options.pop("normalise", None)
     if _is_own(name):
         task = open_own(label, name, options, functools.partial(open_task, root=root))
