@@ -33,6 +33,11 @@ LIKE: dict[str, dict[str, Any]] = {
     "convmixer": {"width": 8, "depth": 1},
     "resnet": {"width": 4, "depth": 8},
     "encoder": {"width": 8, "heads": 2},
+    "detr": {"width": 8, "depth": 1, "heads": 2, "mlp": 16, "queries": 4, "backbone": "resnet10t"},
+    "anchor-detr": {"width": 8, "depth": 1, "heads": 2, "mlp": 16},
+    "segvit": {"width": 8, "depth": 1, "heads": 2, "mlp": 16, "hidden": 8},
+    "two-stream": {"width": 8, "depth": 1, "heads": 2},
+    "vilt": {"width": 8, "depth": 1, "heads": 2},
     "seq2seq": {"width": 8, "depth": 1, "heads": 2, "mlp": 16},
 }
 """What a model is made small by, by how its name begins; its other options stay."""
@@ -44,6 +49,9 @@ TASKS = {
     "tones": "tones(train=24, test=6)",
     "actions": "planted(train=24, test=6)",
     "planted": "planted(train=24, test=6)",
+    **dict.fromkeys(("boxes", "coco"), "boxes(train=12, test=4)"),
+    **dict.fromkeys(("shapes", "segment"), "shapes(train=12, test=4)"),
+    "vqa": "vqa:shapes(train=24, test=6)",
 }
 """By the kind of a plan's task; images in the place of all others."""
 

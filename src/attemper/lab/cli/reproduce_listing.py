@@ -76,9 +76,15 @@ def _grid(tables: Sequence[Table], root: Path | None) -> Any:
     for table in tables:
         facts = listed(table, root)
         hours = "–" if facts["gpu_hours"] is None else _hours(facts["gpu_hours"], facts["scaled_by_operations"])
-        cells = (table.key, table.title, _place(table), str(len(table.rows) or "–"), _here(facts), hours)
+        cells = (table.key, _subject(table), _place(table), str(len(table.rows) or "–"), _here(facts), hours)
         grid.add_row(*map(Text, cells))
     return grid
+
+
+def _subject(table: Table) -> str:
+    """The title without the name of the paper, under which it is listed."""
+    rest = table.title.removeprefix(table.paper)
+    return rest.lstrip(" ,").removeprefix("on ") if rest[:1] in (" ", ",") else table.title
 
 
 def _side(title: str) -> Any:

@@ -155,7 +155,10 @@ METRICS: Mapping[str, tuple[str, str]] = {
     "step time": ("time of a training step, ratio to the baseline", "×"),
     ELSEWHERE: ("not measured by a study", ""),
 }
-"""What a column may be measured by, beside `FGSM EPSILON`, `PGD EPSILON` and `occluded SHARE`; with its unit."""
+"""What a column may be measured by, with its unit; beside `FGSM EPSILON`, `PGD EPSILON`, `occluded SHARE`, and `test
+METRIC`, another metric of the task's own, such as AP50."""
+OTHER = "test "
+"""Before the name of another metric of the task's own."""
 CONDITION = re.compile(r"(FGSM|PGD|occluded) ([0-9]+(?:\.[0-9]+)?)(?:/([0-9]+))?")
 NEAR = 1e-6
 
@@ -163,11 +166,11 @@ NEAR = 1e-6
 def check_metric(metric: str) -> None:
     """Raise unless a column can be measured by it."""
     plain = metric.removeprefix(GAIN)
-    if plain not in METRICS and not CONDITION.fullmatch(plain):
+    if plain not in METRICS and not CONDITION.fullmatch(plain) and not plain.startswith(OTHER):
         known = ", ".join(name for name in METRICS if name)
         raise PlanError(
             f"No column is measured by '{metric}'. There are: {known}, and such as 'FGSM 8/255', 'PGD 8/255', "
-            "'occluded 0.25'.",
+            "'occluded 0.25', 'test AP50'.",
             ("published",),
         )
 
@@ -190,6 +193,9 @@ def measured(row: Row, baseline: Row, metric: str) -> Found:
         return (None if ours is None or base is None else ours - base), None
     if metric == "":
         return _percent(row.get("mean")), _percent(row.get("deviation"))
+    if metric.startswith(OTHER):
+        other = (row.get("others") or {}).get(metric.removeprefix(OTHER)) or {}
+        return _percent(other.get("mean")), _percent(other.get("deviation"))
     if found := CONDITION.fullmatch(metric):
         return _condition(row, found[1], float(found[2]) / float(found[3] or 1))
     readers: dict[str, Callable[[], Found]] = {

@@ -108,8 +108,17 @@ def _row(study: Study, entry: Entry, results: dict[str, Result]) -> dict[str, An
     }
     if evaluated:
         row["evaluation"] = over_seeds([run and run.get("evaluation") for run in runs])
+    if others := _others(there):
+        row["others"] = others
     details = details_over_seeds(there)
     return row if details is None else {**row, "details": details}
+
+
+def _others(runs: Sequence[Result]) -> dict[str, dict[str, float | None]]:
+    """The task's other metrics on the test set: mean and deviation over the seeds that have them."""
+    names = dict.fromkeys(name for run in runs for name in run["test"] if name not in (run["metric"], "loss"))
+    values = {name: [value for run in runs if (value := run["test"].get(name)) is not None] for name in names}
+    return {name: {"mean": mean(of), "deviation": deviation(of)} for name, of in values.items() if of}
 
 
 def _configurations(choice: Choice) -> list[dict[str, Any]]:

@@ -187,7 +187,10 @@ MAE = Table(
     key="graying-mae",
     title="Token graying in masked pre-training",
     printed=("graying/mae",),
-    waits_for="there is no plan for masked pre-training yet",
+    waits_for=(
+        "it is two studies, one on the weights of the other: 'attemper compare plans/mae-graying.yaml', then "
+        "plans/mae-graying-finetune.yaml"
+    ),
 )
 
 TABLES = (*GRAYING, KAPPA, MAE, SKIPLESS, *MIXERS, *RESNETS)
