@@ -87,8 +87,8 @@ SET_UP = (
 )
 NOTES = "† All figures are from third-party reading notes, not from the paper."
 DEIT_OURS = (
-    "The training set-up is ours: the notes give none. It is DeiT's without repeated augmentation; 2 % of the training "
-    "set chooses the epoch."
+    "The training set-up is ours: the notes give none. It is DeiT's without repeated augmentation; at full scale 2 % "
+    "of the training set choose the epoch."
 )
 
 # ------------------------------------------------------------------------------------------------------------- smoke
