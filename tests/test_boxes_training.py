@@ -149,6 +149,7 @@ def test_a_comparison_on_files_to_its_page(tmp_path: Path, capsys: pytest.Captur
     assert main(["predict", str(run_folder), "--images", str(tmp_path / "animals")]) == 2
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_shapes() -> None:
     chosen = spec("none", "boxes(train=100, test=20)", epochs=6, augment="flip", warmup_epochs=0.5)
     result = run(dataclasses.replace(chosen, model="anchor-detr(width=32, depth=1)"), open_task(chosen.task))
