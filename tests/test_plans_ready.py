@@ -43,6 +43,13 @@ def test_a_ready_plan_can_be_read_and_every_recipe_of_it_fits_its_model(name: st
         check_run(spec, task)
 
 
+@pytest.mark.parametrize("name", ["vqav2-cb", "mae-graying"])
+def test_a_smoke_plan_has_the_recipes_of_its_plan(name: str) -> None:
+    small, whole = (load_plan(PLANS / f"{each}.yaml") for each in (f"{name}-smoke", name))
+    assert [entry.name for entry in small.recipes] == [entry.name for entry in whole.recipes]
+    assert len(open_task(small.task).test()) == 60
+
+
 def test_the_last_recipe_of_each_ready_plan_trains() -> None:
     for name in TRIES:
         specs, task = smaller(name, load_plan(PLANS / f"{name}.yaml"))
