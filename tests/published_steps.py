@@ -21,6 +21,7 @@ Step = tuple[str, str, str, Budget]
 
 LIKE: dict[str, dict[str, Any]] = {
     "timm:vit": {"embed_dim": 8, "depth": 2, "num_heads": 2, "patch_size": 8},
+    "timm:deit_small": {"embed_dim": 8, "depth": 4, "num_heads": 2, "patch_size": 8},
     "timm:deit": {"embed_dim": 8, "depth": 2, "num_heads": 2, "patch_size": 8},
     "timm:swin": {"depths": [1, 1], "num_heads": [1, 1], "embed_dim": 8, "patch_size": 4, "window_size": 2},
     "timm:pvt": {"depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "embed_dims": [8, 8, 8, 8]},
@@ -35,9 +36,9 @@ LIKE: dict[str, dict[str, Any]] = {
     "encoder": {"width": 8, "heads": 2},
     "detr": {"width": 8, "depth": 1, "heads": 2, "mlp": 16, "queries": 4, "backbone": "resnet10t"},
     "anchor-detr": {"width": 8, "depth": 1, "heads": 2, "mlp": 16},
-    "segvit": {"width": 8, "depth": 1, "heads": 2, "mlp": 16, "hidden": 8},
+    "segvit": {"width": 8, "depth": 4, "heads": 2, "mlp": 16, "hidden": 8},
     "two-stream": {"width": 8, "depth": 1, "heads": 2},
-    "vilt": {"width": 8, "depth": 1, "heads": 2},
+    "vilt": {"width": 8, "depth": 1, "heads": 2, "patch": 8},
     "seq2seq": {"width": 8, "depth": 1, "heads": 2, "mlp": 16},
 }
 """What a model is made small by, by how its name begins; its other options stay."""

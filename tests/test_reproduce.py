@@ -94,10 +94,12 @@ def test_cells_are_shown_also_of_a_table_that_cannot_be_run(capsys: pytest.Captu
     assert "85.78 ± 0.65" in shown
     assert re.search(r"dropout rate p +as printed +0\.2 +as printed", shown)
     assert re.search(r"batch size +32 +not said +ours", shown)
-    assert main(["reproduce", "dropkey-coco"]) == 2
+    assert main(["reproduce", "dropkey-coco", "--cells"]) == 0
+    assert re.search(r"DETR \+ DropKey +42\.9 +63\.4 +44\.7 +21\.1 +46\.7 +61\.8", capsys.readouterr().out)
+    assert main(["reproduce", "graying-mae"]) == 2
     out, error = capsys.readouterr()
-    assert re.search(r"DETR \+ DropKey +42\.9 +63\.4 +44\.7 +21\.1 +46\.7 +61\.8", out)
-    assert "cannot be run: there is no plan for detection on COCO yet" in error
+    assert re.search(r"MAE \+ fine-tune +83\.0 +83\.2", out)
+    assert "cannot be run: it is two studies" in error
 
 
 # ------------------------------------------------------------------------------------------------------------ the cost
@@ -137,10 +139,10 @@ def test_recipes_take_what_was_measured_of_their_methods() -> None:
 
 
 def test_what_cannot_be_estimated_is_not() -> None:
-    assert cost_of(find_table("dropkey-coco")) is None
+    assert cost_of(find_table("dropkey-coco")) is None, "nor of boxes, masks and questions"
     assert cost_of(find_table("attentiondrop-wmt")) is None, "no probe is of text"
     known = [table.key for table in catalogue() if table.can_run and cost_of(table) is None]
-    assert known == ["attentiondrop-wmt"]
+    assert set(known) == {"attentiondrop-wmt", "dropkey-coco", "cb-ade20k", "cb-vqa"}
 
 
 def test_stored_probes_are_those_of_the_documents() -> None:

@@ -166,7 +166,7 @@ COCO = Table(
             budget={**BOXES, "batch_size": 32, "warmup_epochs": 1.0, "augment": "flip+crop+photometric"},
         ),
         "full": Size(
-            task="coco:coco(size=640)", model="detr(backbone=resnet50, frozen=true)", seeds=1, epochs=300, lr=(1e-4,),
+            task="coco:coco(size=640)", model="detr(backbone=resnet50, frozen=true)", seeds=3, epochs=300, lr=(1e-4,),
             budget={
                 **BOXES, "batch_size": 16, "min_lr": 1e-6, "warmup_epochs": 1.0, "validation": 0.02,
                 "augment": "flip+crop(least=0.6)+scale(0.75, most=1.25)",
