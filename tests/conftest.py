@@ -112,7 +112,7 @@ LONG = (
 """What `make quick` leaves out: kernels in the interpreter, compilers, several processes, whole studies, training."""
 
 
-SAMPLE = 6
+SAMPLE = 8
 """One in so many cases of a test in Triton's interpreter runs under `make test`."""
 
 

@@ -191,7 +191,7 @@ def test_without_memory_or_with_an_unread_error_of_a_file_it_is_one_line(monkeyp
 
 # --------------------------------------------------------------------------------------------------------------- extras
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "easy_vqa": "easy-vqa"}
 
 
 def test_every_extra_that_is_named_anywhere_exists() -> None:

@@ -66,7 +66,7 @@ def render(
 def _small(row: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's data without its curves and pictures, which are in the page and in the study's own files."""
     found = {name: value for name, value in row.items() if name not in ("curves", "probes")}
-    if "details" in found:
+    if isinstance(found.get("details"), Mapping):
         found["details"] = {name: value for name, value in found["details"].items() if name != "pictures"}
     return found
 

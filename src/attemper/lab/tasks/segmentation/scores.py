@@ -38,7 +38,7 @@ def mean_iou(matrix: Tensor) -> float | None:
 
     >>> import torch
     >>> mean_iou(torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))  # (3/4 + 4/5) / 2, without the third class
-    0.775...
+    0.77...
     """
     if not int(matrix.sum()):
         return None
