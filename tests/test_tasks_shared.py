@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attemper.lab.models.registry import build_model
-from attemper.lab.tasks.registry import open_task
+from attemper.lab.tasks.registry import STAND_INS, open_task
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.data import RunData
 from attemper.lab.training.ranks import joined
@@ -51,3 +51,11 @@ def test_two_processes_find_the_metrics_and_see_the_batches_of_one() -> None:
             assert metrics_of_rank == pytest.approx(metrics, rel=1e-6)
         for whole, one, other in zip(batch, first[name][1], second[name][1], strict=True):
             assert one + other == whole
+
+
+@pytest.mark.parametrize("kind", STAND_INS)
+def test_a_plan_of_every_kind_has_a_task_without_files_to_be_measured_on(kind: str) -> None:
+    task = open_task(f"{STAND_INS[kind]}(size=32, train=12, test=4)")
+    assert len(task.test()) == 4
+    inputs, targets = task.shape.example(2)
+    assert len(inputs) == len(targets) == 2

@@ -96,7 +96,12 @@ FILES: dict[str, Callable[..., Task]] = {
 }
 LISTED = {"folder": IMAGES, "audio": SOUNDS}
 """Tasks whose files have a class by their folder or their name."""
-STAND_INS = {"boxes": "boxes", "coco": "boxes"}
+STAND_INS = {
+    **dict.fromkeys(("boxes", "coco"), "boxes"),
+    **dict.fromkeys(("segment", "shapes"), "noise-masks"),
+    "vqa": "vqa:noise",
+    "mae": "mae:noise",
+}
 """By kind: the task without files on which plans are measured; of the others, noise."""
 STREAMS: dict[str, Callable[..., Task]] = {"wds": open_wds, "hf": open_hf}
 
