@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from attemper.errors import ParameterError
+from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import load_plan
+from attemper.lab.study.published import find_table
 from attemper.lab.tasks.base import InputShape
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.check import check_run
@@ -93,6 +95,16 @@ def test_plans_of_context_broadcasting_train_as_its_supplement_says() -> None:
     assert (base.budget.repeats, base.model) == (3, "timm:vit_base_patch16_224(drop_path_rate=0.2)")
     repeated = [load_plan(path) for path in PLANS if "-cb" not in path.stem]
     assert not [plan.title for plan in repeated if plan.budget.repeats > 1 and "cb(cb)" in str(plan.recipes)]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("dropkey-coco", "detr-coco"), ("cb-ade20k", "cb-ade20k"), ("cb-vqa", "vqav2-cb")]
+)
+def test_a_published_table_trains_as_its_ready_plan_does(key: str, name: str) -> None:
+    table, plan = Plan.from_dict(find_table(key).plan("full")), load_plan(ROOT / "plans" / f"{name}.yaml")
+    for one in ("task", "model", "lr", "seeds", "budget"):
+        assert getattr(table, one) == getattr(plan, one), one
+    assert {entry.recipe for entry in table.recipes} <= {entry.recipe for entry in plan.recipes}
 
 
 def test_the_planning_page_counts_batches_as_runs_do() -> None:

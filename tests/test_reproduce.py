@@ -208,6 +208,7 @@ ROW: dict[str, Any] = {
     "mean": 0.8,
     "deviation": 0.01,
     "parameters": 22_050_664,
+    "others": {"AP50": {"mean": 0.62, "deviation": 0.01}},
     "flops": {"forward": 9_200_000_000, "step": 1},
     "cost": {"ratio": 1.02},
     "evaluation": {
@@ -247,6 +248,8 @@ BASE = {**ROW, "name": "none", "mean": 0.79, "flops": {"forward": 9_198_000_000}
         ("PGD 8/255", None, None),
         ("occluded 0.25", 70.0, None),
         ("occluded 0.5", None, None),
+        ("test AP50", 62.0, 1.0),
+        ("test AP large", None, None),
         ("gain ", 1.0, None),
         ("gain FGSM 1/255", 0.0, None),
         ("elsewhere", None, None),

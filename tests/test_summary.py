@@ -21,7 +21,7 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.selection import choose
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
-from attemper.lab.study.summary import summarise
+from attemper.lab.study.summary import _others, summarise
 from attemper.lab.training.spec import RunSpec
 from study_fakes import FakeEngine, make_plan, make_result
 
@@ -257,3 +257,15 @@ def test_the_final_table_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "\na | b " in text.getvalue()
     assert "85.20 ± 0.70" in text.getvalue()
     assert "15 of 15 runs done" in text.getvalue()
+
+
+def test_other_metrics_of_the_task_are_told_over_the_seeds_that_have_them() -> None:
+    runs = [
+        {"metric": "AP", "test": {"AP": 0.4, "AP50": 0.6, "AP small": None, "AP large": None, "loss": 1.0}},
+        {"metric": "AP", "test": {"AP": 0.5, "AP50": 0.8, "AP small": 0.2, "AP large": None, "loss": 1.0}},
+    ]
+    found = _others(runs)
+    assert list(found) == ["AP50", "AP small"], "not the metric itself, the loss, or what no seed has"
+    assert found["AP50"] == {"mean": pytest.approx(0.7), "deviation": pytest.approx(math.sqrt(0.02))}
+    assert found["AP small"]["mean"] == 0.2
+    assert _others([{"metric": "accuracy", "test": {"accuracy": 0.9, "loss": 1.0}}]) == {}

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attemper.methods.kinds import ConvolutionRecord, wide
 from attemper.ops import fused
-from attemper.ops.autograd import apply
 from attemper.ops.precision import without_autocast
 
 SLICE = 64
@@ -25,7 +24,7 @@ def linear_output_square(out: Tensor, bias: Tensor | None, x: Tensor, weight: Te
         return biased_square(out, bias)
     with torch.no_grad():  # from the narrower side of the layer, and from what it read in its own precision
         columns = _columns_of_product(x.to(out.dtype), weight.to(out.dtype))
-    square: Tensor = apply(OutputSquare, out.clone(), bias, columns, False)
+    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, False)
     return square
 
 
@@ -37,7 +36,7 @@ def biased_square(out: Tensor, bias: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # which reads out once for the squares and for these
         with torch.no_grad():
             columns = (wide(out) - bias).sum((0, 1))
-    square: Tensor = apply(OutputSquare, out.clone(), bias, columns, True)
+    square: Tensor = OutputSquare.apply(out.clone(), bias, columns, True)
     return square
 
 
@@ -123,7 +122,7 @@ class OutputSquare(torch.autograd.Function):
 def product_square(left: Tensor, right: Tensor) -> Tensor:
     """Σ ‖L Rᵀ‖² for (B, H, N, e): ⟨LᵀL, RᵀR⟩, in float32 at least."""
     with without_autocast(left):  # which would multiply in float16
-        square: Tensor = apply(ProductSquare, left, right)
+        square: Tensor = ProductSquare.apply(left, right)
     return square
 
 

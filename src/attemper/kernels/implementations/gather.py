@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attemper.kernels import keys as key_kernels
 from attemper.kernels.attention.arguments import plain, takes
-from attemper.ops.autograd import apply
 from attemper.ops.call import Call, refuse_documents
 from attemper.ops.choice import is_short
 from attemper.ops.outside_softmax import is_outside, perturbed_heads, perturbed_keys, refuse_keys
@@ -117,7 +116,7 @@ def _take(x: Tensor, order: Tensor, rank: Tensor | None, count: int) -> Tensor:
         x = x[:, :, None].expand(-1, -1, sets // kv_heads, -1, -1)
         order = order.unflatten(1, (kv_heads, -1))
     index = order.expand(*x.shape[:-1])
-    taken: Tensor = apply(TakeFirst, x, index, count)
+    taken: Tensor = TakeFirst.apply(x, index, count)
     return taken.flatten(1, -3)
 
 
