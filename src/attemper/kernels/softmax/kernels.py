@@ -18,12 +18,19 @@ SPARED = tl.constexpr(-1.0)  # in place of a share: the row is left as it is
 
 
 @triton.jit
+def row_count(shape):
+    """Rows of all samples and heads. A batch of 1 is a compile-time constant, which has no method `to`."""
+    batch, heads, nq, _ = shape
+    return tl.cast(batch, tl.int64) * heads * nq
+
+
+@triton.jit
 def places(pid, shape, ROWS: tl.constexpr, BN: tl.constexpr):
     """Sample, head and query of a program's rows, its keys, and which of (rows, keys) are there."""
-    batch, heads, nq, nk = shape
+    _, heads, nq, nk = shape
     rows = pid.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     keys = tl.arange(0, BN)
-    inside = (rows[:, None] < batch.to(tl.int64) * heads * nq) & (keys[None, :] < nk)
+    inside = (rows < row_count(shape))[:, None] & (keys[None, :] < nk)
     head = rows // nq
     return rows, head // heads, head % heads, rows % nq, keys, inside
 
@@ -79,7 +86,7 @@ def forward_kernel(
     SHARED: tl.constexpr,
 ):  # fmt: skip
     """One program owns ROWS rows. FIRST: keys are dropped before hard masking. SHARED: all heads mask alike."""
-    batch, heads, nq, nk = shape
+    nk = shape[3]
     rows, b, h, queries, keys, inside = places(tl.program_id(0), shape, ROWS, BN)
     x = tl.load(elements(logits, b, h, queries, keys), mask=inside, other=-float("inf")).to(tl.float32)
     allowed = (x > (tl.max(x, 1) - OUT_OF_REACH)[:, None]) & (x > -float("inf"))
@@ -117,7 +124,7 @@ def forward_kernel(
         share = tl.where(lost, SPARED, share)
     tl.store(elements(weights, b, h, queries, keys), p.to(weights[0].dtype.element_ty), mask=inside)
     if behind(DROP) or HARD == "zero":
-        there = rows < batch.to(tl.int64) * heads * nq
+        there = rows < row_count(shape)
         tl.store(rows_ptr + 2 * rows, share, mask=there)
         tl.store(rows_ptr + 2 * rows + 1, low, mask=there)
 
@@ -134,7 +141,7 @@ def backward_kernel(
     dp = tl.load(elements(dout, b, h, queries, keys), mask=inside, other=0.0).to(tl.float32)
     if behind(DROP):
         p = tl.load(before_ptr + rows[:, None] * nk + keys[None, :], mask=inside, other=0.0).to(tl.float32)
-        share = tl.load(rows_ptr + 2 * rows, mask=rows < shape[0].to(tl.int64) * shape[1] * shape[2], other=1.0)
+        share = tl.load(rows_ptr + 2 * rows, mask=rows < row_count(shape), other=1.0)
         lost = share == SPARED
         keep = kept_by(drop_ptr, b, h, queries * 0 if by_key(DROP) else queries, keys, nk)
         dp = tl.where(keep | lost[:, None], dp, 0.0) / tl.where(lost, 1.0, share)[:, None]
@@ -143,7 +150,7 @@ def backward_kernel(
     ds = p * (dp - tl.sum(p * dp, 1)[:, None])
     if HARD == "zero":
         x = tl.load(elements(logits, b, h, queries, keys), mask=inside, other=-float("inf")).to(tl.float32)
-        low = tl.load(rows_ptr + 2 * rows + 1, mask=rows < shape[0].to(tl.int64) * shape[1] * shape[2], other=0.0)
+        low = tl.load(rows_ptr + 2 * rows + 1, mask=rows < row_count(shape), other=0.0)
         hit = (x >= low[:, None]) & ~kept_by(hard_ptr, b, h * 0 if SHARED else h, queries, keys, nk)
         ds = tl.where(hit, 0.0, ds)  # a constant stands there
     tl.store(elements(dlogits, b, h, queries, keys), ds.to(dlogits[0].dtype.element_ty), mask=inside)
