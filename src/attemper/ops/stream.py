@@ -200,9 +200,10 @@ def _times(numbers: Tensor, step: int) -> Tensor:
     """Counters times an odd step, modulo 2**32, as int32.
 
     In int64, where no product overflows: a C++ compiler takes it for granted that counters in int32 do not, and has
-    loops that Inductor wrote run past their end.
+    loops that Inductor wrote run past their end. By the signed step, which is the same modulo 2**32: on a GPU Inductor
+    writes the product with counters in int32, where a step of 2**31 or more does not compile.
     """
-    return (numbers.to(torch.int64) * step & MASK).to(torch.int32)
+    return (numbers.to(torch.int64) * signed(step) & MASK).to(torch.int32)
 
 
 def row_words(start: Words, shape: tuple[int, int, int], at: Offsets, device: torch.device) -> Tensor:
