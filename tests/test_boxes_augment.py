@@ -7,11 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from attemper.errors import ParameterError
 from attemper.lab.tasks.augment import Augmentation
 from attemper.lab.tasks.boxes.augmenting import KINDS, SMALLEST, box_augmentation
+from attemper.lab.tasks.boxes.canvas import fitted
 from attemper.lab.tasks.boxes.shape import AREA, BOX, CLASS, COLUMNS, CROWD, NONE
+from attemper.lab.tasks.seed_streams import drawing_from
 
 SIZE = 64
 COLOURS = ((250, 0, 0), (0, 250, 0), (0, 0, 250))
@@ -85,6 +89,52 @@ def test_the_mask_is_where_the_image_is(seed: int) -> None:
     height, width = int(shown[:, 0].sum()), int(shown[0].sum())
     assert bool(shown[:height, :width].all())
     assert int(shown.sum()) == height * width
+
+
+class ByTorchvision:
+    """The same augmentation by torchvision's transforms on its own tensors."""
+
+    def __init__(self, names: list[str]) -> None:
+        fit = lambda sample: v2.Resize(fitted_as(sample["image"]), antialias=True)(sample)  # noqa: E731
+        cut = lambda sample: v2.RandomCrop([min(side, SIZE) for side in sample["image"].shape[1:]])(sample)  # noqa: E731
+        known = {
+            "flip": [v2.RandomHorizontalFlip(0.5)],
+            "crop": [v2.RandomIoUCrop(min_scale=0.5), fit],
+            "scale": [v2.ScaleJitter((SIZE, SIZE), (0.6, 1.4), antialias=True), cut],
+            "zoom-out": [v2.RandomZoomOut([124, 116, 104], (1.0, 2.0), 0.5), fit],
+            "photometric": [v2.RandomPhotometricDistort(p=0.5)],
+        }
+        self.steps = [step for name in names for step in known[name]]
+        self.steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=SMALLEST)]
+
+    def __call__(self, image: Tensor, boxes: Tensor, seed: int) -> tuple[Tensor, Tensor, list[int]]:
+        size = (image.shape[1], image.shape[2])
+        wrapped = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)  # type: ignore[call-arg]
+        sample = {"image": tv_tensors.Image(image), "boxes": wrapped, "labels": torch.arange(len(boxes))}
+        with drawing_from(seed):
+            for step in self.steps:
+                sample = step(sample)
+        return sample["image"].as_subclass(Tensor), sample["boxes"].as_subclass(Tensor), sample["labels"].tolist()
+
+
+def fitted_as(image: Tensor) -> list[int]:
+    width, height = fitted(image.shape[2], image.shape[1], SIZE)
+    return [height, width]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, unique=True), st.integers(0, 10**6), st.integers(24, SIZE))
+def test_pixels_and_boxes_are_torchvisions(names: list[str], seed: int, height: int) -> None:
+    image, rows = scene(seed, height=height)
+    image[:3, :height] = torch.randint(0, 256, (3, height, SIZE), generator=torch.Generator().manual_seed(seed))
+    there = rows[:, CLASS] >= 0
+    pixels, boxes, kept = ByTorchvision(names)(image[:3, :height], rows[there, BOX] * SIZE, seed)
+    (canvas,), (found,) = augmented("+".join(names), image[None], rows[None], seed)
+    assert torch.equal(canvas[:3, : pixels.shape[1], : pixels.shape[2]], pixels)
+    assert int((canvas[3] > 0).sum()) == pixels.shape[1] * pixels.shape[2]
+    assert found[: len(kept), CLASS].tolist() == kept
+    assert bool((found[len(kept) :, CLASS] == NONE).all())
+    torch.testing.assert_close(found[: len(kept), BOX] * SIZE, boxes.reshape(-1, 4), rtol=0, atol=1e-4)
 
 
 def test_what_is_drawn_belongs_to_the_batch_alone() -> None:
