@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attemper.lab.experiments.gradients import POINTS
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Found = Mapping[str, Any]
 Lines = dict[str, list[float | None]]
+STRENGTH = ", ε = "
+"""What stands between an arm's kind and its strength, in the name of an arm that has one."""
 
 
 def chart(found: Found) -> Image:
@@ -35,10 +37,13 @@ def panels(found: Found) -> Iterator[Image]:
                 x="blocks passed",
                 log=True,
             )
+    if strength_names(found):
+        yield from _strength_panels(found)
     if "branches" in measures and any(arm["branches"] for arm in found["arms"]):
         for title, lines in branch_lines(found).items():
             if lines:
-                yield curves(lines, title=title, y=f"κ of the Jacobian after training, {task}", log=True)
+                y = f"κ of the Jacobian after training, over what is not lost, {task}"
+                yield curves(lines, title=title, y=y, log=True)
     for place in ("same weights", "own training") if "gradients" in found else ():
         y = f"times that of {found['arms'][0]['name']}, mean over seeds"
         title = f"Variance of the gradient, {place}, {task}"
@@ -62,6 +67,38 @@ def _groups(arm: Found) -> list[str]:
     if where:
         return [f"graying {where[0]}"]
     return ["graying patches", "graying tokens"] if arm["name"] == "none" else ["transformer"]
+
+
+def _strength_panels(found: Found) -> Iterator[Image]:
+    """Accuracy, and κ where tokens go in and where they come out, over ε."""
+
+    def accuracy(arm: Found) -> float | None:
+        return None if arm["mean"] is None else 100 * arm["mean"]
+
+    names, task = strength_names(found), found["task"]
+    title = f"Test {found['metric']} over ε, {task}"
+    yield curves(strength_lines(found, accuracy), title=title, y="%, mean over seeds", x="ε", names=names)
+    for where, place in (("going in", 0), ("behind the last block", -1)):
+        lines = strength_lines(found, lambda arm, place=place: arm["median"][place])
+        title = f"Condition number of tokens {where} over ε, {task}"
+        yield curves(lines, title=title, y="κ, median over seeds", x="ε", log=True, names=names)
+
+
+def strength_names(found: Found) -> list[str]:
+    """The arm without a method, then every ε that arms have, from the weakest; nothing in other experiments."""
+    given = {arm["name"].partition(STRENGTH)[2] for arm in found["arms"]} - {""}
+    return [found["arms"][0]["name"], *sorted(given, key=float, reverse=True)] if given else []
+
+
+def strength_lines(found: Found, value: Callable[[Found], float | None]) -> Lines:
+    """What every kind comes to at each ε, beginning with the arm without a method."""
+    names = strength_names(found)
+    plain, *others = found["arms"]
+    lines: Lines = {}
+    for arm in others:
+        kind, _, eps = arm["name"].partition(STRENGTH)
+        lines.setdefault(kind, [value(plain), *[None] * (len(names) - 1)])[names.index(eps)] = value(arm)
+    return lines
 
 
 def branch_lines(found: Found) -> dict[str, Lines]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from attemper.lab.experiments.gradients import POINTS
 from attemper.lab.report.scale import operations, signed
+from attemper.lab.study.statistics import Difference, holm, paired_difference
 
 Found = Mapping[str, Any]
 MOST_BLOCKS = 6
@@ -17,14 +18,21 @@ PLACES = {
 
 def markdown(found: Found) -> str:
     """A table with one row per arm, and below it what else was measured."""
-    parts = [_arms(found)]
+    return "\n\n".join(sections(found).values())
+
+
+def sections(found: Found) -> dict[str, str]:
+    """The same in parts: arms, differences, branches, same weights, own training, missing; those that there are."""
+    parts = {"arms": _arms(found)}
+    if compared := differences(found):
+        parts["differences"] = _differences(found, compared)
     if "branches" in found["measures"] and any(arm["branches"] for arm in found["arms"]):
-        parts.append(_branches(found))
+        parts["branches"] = _branches(found)
     if "gradients" in found:
-        parts += [_gradients(found, place) for place in PLACES]
+        parts |= {place: _gradients(found, place) for place in PLACES}
     if found["missing"]:
-        parts.append(f"Not run yet: {'; '.join(found['missing'])}.")
-    return "\n\n".join(parts)
+        parts["missing"] = f"Not run yet: {'; '.join(found['missing'])}."
+    return parts
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -61,6 +69,43 @@ def figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
+# --------------------------------------------------------------------------------------------------------- differences
+def differences(found: Found) -> list[tuple[Found, Found, Difference]]:
+    """Every arm, the first one of the same model, and how far it is from that one over the seeds that both have."""
+    first: dict[str, Found] = {}
+    compared = []
+    for arm in found["arms"]:
+        other = first.setdefault(arm["model"].partition("(")[0], arm)
+        if other is not arm:
+            ours, theirs = (dict(zip(each["seeds"], each["test"], strict=True)) for each in (arm, other))
+            both = [seed for seed in ours if seed in theirs]
+            difference = paired_difference([ours[seed] for seed in both], [theirs[seed] for seed in both])
+            if difference is not None and difference.seeds > 1:
+                compared.append((arm, other, difference))
+    return compared
+
+
+def _differences(found: Found, compared: Sequence[tuple[Found, Found, Difference]]) -> str:
+    header = ["arm", "against", "points", "p, corrected"]
+    corrected = holm([each.p for _, _, each in compared])
+    rows = [
+        [arm["name"], other["name"], points(each), "–" if p is None else f"{p:.3f}"]
+        for (arm, other, each), p in zip(compared, corrected, strict=True)
+    ]
+    return (
+        f"Differences of test {found['metric']}, paired by seed, with the 95 % t interval of one comparison; p of the "
+        f"paired t test, corrected by Holm for all {len(rows)}\n\n{_table(header, rows)}"
+    )
+
+
+def points(difference: Difference) -> str:
+    """A difference in percentage points with its interval."""
+    text = signed(100 * difference.mean, 2)
+    if difference.low is None or difference.high is None:
+        return text
+    return f"{text} ({signed(100 * difference.low, 2)} to {signed(100 * difference.high, 2)})"
+
+
 # ------------------------------------------------------------------------------------------------------------ branches
 def _branches(found: Found) -> str:
     header = ["arm", "branch", "its skip", "κ(J) by block", "κ(J + skip) by block", "lost", "σ_max/median"]
@@ -85,8 +130,10 @@ def shown(blocks: Sequence[Any]) -> list[Any]:
 
 
 def _share(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{100 * max(known):.0f} %" if known else "–"
+    known = [f"{100 * value:.0f}" for value in sorted(value for value in values if value is not None)]
+    if not known:
+        return "–"
+    return f"{known[0]} %" if known[0] == known[-1] else f"{known[0]} – {known[-1]} %"
 
 
 def _range(values: Sequence[float | None]) -> str:
