@@ -75,12 +75,20 @@ def _strength_panels(found: Found) -> Iterator[Image]:
     def accuracy(arm: Found) -> float | None:
         return None if arm["mean"] is None else 100 * arm["mean"]
 
+    def entering(arm: Found) -> float | None:
+        condition: float | None = arm["median"][0]
+        return condition
+
+    def leaving(arm: Found) -> float | None:
+        condition: float | None = arm["median"][-1]
+        return condition
+
     names, task = strength_names(found), found["task"]
     title = f"Test {found['metric']} over ε, {task}"
     yield curves(strength_lines(found, accuracy), title=title, y="%, mean over seeds", x="ε", names=names)
-    for where, place in (("going in", 0), ("behind the last block", -1)):
-        lines = strength_lines(found, lambda arm, place=place: arm["median"][place])
+    for where, condition in (("going in", entering), ("behind the last block", leaving)):
         title = f"Condition number of tokens {where} over ε, {task}"
+        lines = strength_lines(found, condition)
         yield curves(lines, title=title, y="κ, median over seeds", x="ε", log=True, names=names)
 
 
