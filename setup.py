@@ -13,7 +13,7 @@ def absolute(text: str, home: str) -> str:
     """A page whose relative links lead to the repository; links within the page stay."""
 
     def lead(match: re.Match[str]) -> str:
-        kind = "tree" if match[2].endswith("/") else "blob"
+        kind = "tree" if match[2].endswith("/") else "raw" if match[2].endswith(".png") else "blob"
         return f"{match[1]}{home}/{kind}/main/{match[2]})"
 
     return re.sub(r"(\]\()(?![a-z]+:|#)([^)\s]+)\)", lead, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attemper.lab.report.heat import Bounds, HeatMap, colours, heat_of
-from attemper.lab.report.scale import make_scale, number
+from attemper.lab.report.scale import make_scale, number, signed
 from attemper.probes.pictures import Look
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def _font(size: int) -> Any:
 
 
 def _text(draw: Any, place: tuple[float, float], text: str, colour: Any, size: int = 13, anchor: str = "la") -> None:
-    """Text in Pillow's own font, which has no Greek letters."""
-    for letter, name in (("κ", "kappa"), ("ε", "eps"), ("σ", "sigma")):
+    """Text in Pillow's own font, which has neither Greek letters nor a minus sign."""
+    for letter, name in (("κ", "kappa"), ("ε", "eps"), ("σ", "sigma"), ("−", "-")):
         text = text.replace(letter, name)
     draw.text(place, text, colour, _font(size), anchor=anchor)
 
@@ -145,6 +146,47 @@ def _apart(levels: Mapping[str, float], gap: float, bottom: float) -> dict[str, 
         placed[name] = bottom = min(placed[name], bottom)
         bottom -= gap
     return placed
+
+
+# ----------------------------------------------------------------------------------------------------------- intervals
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A difference with its interval. strong: drawn so that it stands out."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    strong: bool = False
+
+
+def intervals(rows: Sequence[Interval], *, title: str, reach: float) -> Image:
+    """A line per row, with zero in the middle; what lies beyond ± reach ends in an arrow at the edge."""
+    row, top, wide = 24, 62, 460
+    left = 30 + max((round(_font(13).getlength(each.name)) for each in rows), default=0)
+    bottom = top + row * len(rows)
+    image, draw = _canvas(max(left + wide + 86, 40 + round(_font(17).getlength(title))), bottom + 40)
+    _text(draw, (14, 12), title, INK, 17)
+
+    def at(value: float) -> float:
+        return left + wide * (min(max(value, -reach), reach) + reach) / (2 * reach)
+
+    for tick in make_scale([-reach, reach], margin=0.0).ticks:
+        draw.line((at(tick), top - 8, at(tick), bottom), SOFT if tick == 0 else FAINT)
+        _text(draw, (at(tick), bottom + 6), signed(tick, 0), SOFT, anchor="mt")
+    for up, each in enumerate(rows):
+        level = top + row * up + row // 2 - 6
+        colour = SERIES[1] if each.strong else SERIES[0]
+        _text(draw, (left - 12, level), each.name, INK if each.strong else SOFT, anchor="rm")
+        draw.line((at(each.low), level, at(each.high), level), colour, 3 if each.strong else 2)
+        for end, towards in ((each.low, 1), (each.high, -1)):
+            if abs(end) > reach:
+                tip, back = at(end), at(end) + 8 * towards
+                draw.polygon(((tip, level), (back, level - 5), (back, level + 5)), colour)
+        if abs(each.value) <= reach:
+            draw.ellipse((at(each.value) - 4, level - 4, at(each.value) + 4, level + 4), colour)
+        _text(draw, (left + wide + 12, level), signed(each.value), INK if each.strong else SOFT, anchor="lm")
+    return image
 
 
 # ------------------------------------------------------------------------------------------------------ over an image

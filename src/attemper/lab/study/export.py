@@ -90,13 +90,10 @@ def _harmless(text: str) -> str:
 
 def to_markdown(summary: Summary) -> str:
     """The verdict and a table, accuracies in per cent."""
-    header = shown([*MARKDOWN_START, *MARKDOWN_REST, *MARKDOWN_MORE], summary)
     lines = [f"# {_cell(summary['title'])}", ""]
     for caution in summary.get("cautions", ()):
         lines += [f"**{_cell(caution)}**", ""]
-    lines += [_cell(summary["verdict"]), ""]
-    lines += [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    lines += [f"| {' | '.join(map(_cell, shown(cells(row), summary)))} |" for row in summary["recipes"]]
+    lines += [_cell(summary["verdict"]), "", markdown_table(summary)]
     plan = summary["plan"]
     seeds, epochs = max(len(row["test"]) for row in summary["recipes"]), plan["budget"]["epochs"]
     lines += [
@@ -117,6 +114,14 @@ def to_markdown(summary: Summary) -> str:
     if summary["notes"]:
         lines += ["", *(f"- {_cell(note)}" for note in summary["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(summary: Summary) -> str:
+    """The table alone: one line per recipe."""
+    header = shown([*MARKDOWN_START, *MARKDOWN_REST, *MARKDOWN_MORE], summary)
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    lines += [f"| {' | '.join(map(_cell, shown(cells(row), summary)))} |" for row in summary["recipes"]]
+    return "\n".join(lines)
 
 
 def how(summary: Summary) -> str:
