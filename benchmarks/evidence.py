@@ -25,6 +25,7 @@ from attemper.lab.report.png import Interval, intervals
 from attemper.lab.study.assessment import assess
 from attemper.lab.study.export import markdown_table
 from attemper.lab.study.published import find_table
+from attemper.lab.study.sameness import plainest
 from attemper.lab.study.told import retold, told
 from attemper.lab.study.verdict import answer_text
 
@@ -183,7 +184,7 @@ def line_of(kept: Kept, row: Mapping[str, Any]) -> list[str]:
         cell = next(each for each in find_table(key).rows if each.name == name)
         published = f"{cell.value:.2f} ± {cell.deviation:.2f}"
     return [
-        f"`{row['recipe']}`",
+        f"`{plainest(row['recipe'])}`",
         f"[{kept.name}]({kept.page})",
         points(row["difference"]),
         answer_text(row["decision"]),
@@ -262,7 +263,7 @@ def tally() -> str:
 def headline() -> str:
     """The same in a sentence, with what is better."""
     better = [
-        f"`{row['recipe']}` on {kept.name}, {points(row['difference'])} points at × {row['cost']['ratio']:.2f} the cost"
+        f"`{plainest(row['recipe'])}` on {kept.name}, {points(row['difference'])} points at × {row['cost']['ratio']:.2f} the cost"
         for kept, row in compared(digits=False)
         if row["decision"]["answer"] == "better"
     ]
@@ -305,7 +306,7 @@ def marks() -> list[Interval]:
     """Every comparison on real data, from the largest gain to the largest loss."""
     found = [
         Interval(
-            name=f"{row['recipe']}  ·  {kept.name}",
+            name=f"{plainest(row['recipe'])}  ·  {kept.name}",
             value=100 * row["difference"]["mean"],
             low=100 * row["difference"]["low"],
             high=100 * row["difference"]["high"],
