@@ -9,7 +9,8 @@ from attemper.errors import ParameterError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.decisions import LEVEL
 from attemper.lab.study.estimate import estimate
-from attemper.lab.study.plan import MOST_SEEDS, Plan
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_checks import MOST_SEEDS
 from attemper.lab.study.power import POWER, seeds_to_decide, smallest_difference
 from attemper.lab.study.probing import Probe
 from attemper.lab.study.status import duration

@@ -35,7 +35,8 @@ from attemper.lab.study.exploring import (
     rungs,
 )
 from attemper.lab.study.live import SilentView, View
-from attemper.lab.study.plan import Plan, row_of
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import row_of
 from attemper.lab.study.processes import cores
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.study import Study

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attemper.lab.study.notices import notices
-from attemper.lab.study.plan import Entry
+from attemper.lab.study.plan_rows import Entry
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study

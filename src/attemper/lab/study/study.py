@@ -34,7 +34,8 @@ from attemper.lab.study.held_plan import (
     write_held_plan,
 )
 from attemper.lab.study.keeping import drop_worse
-from attemper.lab.study.plan import Entry, Plan
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import Entry
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
 from attemper.lab.tasks.notifications import LogCallback

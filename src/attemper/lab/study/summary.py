@@ -10,7 +10,8 @@ from attemper.lab.study.assessment import assess
 from attemper.lab.study.costs import cost_problem, read_costs
 from attemper.lab.study.export import how
 from attemper.lab.study.notices import notices, row_versions
-from attemper.lab.study.plan import Entry, Plan
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import Entry
 from attemper.lab.study.reference import as_told, cells_beside
 from attemper.lab.study.selection import Choice, choose, validation_of
 from attemper.lab.study.statistics import CONFIDENCE, deviation, mean
