@@ -17,6 +17,7 @@ from attemper.lab.errors import StoppedError, StudyError
 from attemper.lab.study import ray_executor
 from attemper.lab.study.executor import work
 from attemper.lab.study.locks import beacon
+from attemper.lab.study.performing import perform_run
 from attemper.lab.study.ray_executor import RayCluster, RayPool, check_room
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.status import status_of
@@ -220,7 +221,7 @@ def test_runs_that_are_called_back_have_time_to_write_a_checkpoint_first(tmp_pat
     assert not ray_executor._is_gone(marker)
 
     def run() -> None:
-        study.perform(claim, stop=lambda: ray_executor._is_gone(marker), device=None, log=print)
+        perform_run(study, claim, stop=lambda: ray_executor._is_gone(marker), device=None, log=print)
 
     study.engine = FakeEngine(pause=0.3)
     worker = threading.Thread(target=run)

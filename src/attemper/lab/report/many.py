@@ -19,7 +19,7 @@ def render(overview: Mapping[str, Any], command: str = "attemper report") -> str
     head = f'<p class="verdict">{escape(_said(tasks, recipes))}</p>' + data_block("overview", _small(overview))
     cautions = [f"{task['title']}: {line}" for task in tasks for line in task["cautions"] or ()]
     head = "".join(f'<p class="notice">{escape(line)}</p>' for line in cautions) + head
-    sections = [_matrix(tasks, recipes), _whole(tasks, recipes), _charts(tasks, recipes), _studies(tasks, command)]
+    sections = [_matrix(tasks, recipes), _whole(recipes), _charts(tasks, recipes), _studies(tasks, command)]
     return page(f"{len(recipes)} recipes on {len(tasks)} tasks", sections, head=head, kicker="Attemper · tasks")
 
 
@@ -85,7 +85,7 @@ def _cell(cell: Mapping[str, Any] | None) -> Cell:
     return Cell(f"{text}<small>{escape(answer)}</small>", mean, COLOURS.get(answer, ""))
 
 
-def _whole(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> Section:
+def _whole(recipes: Sequence[Mapping[str, Any]]) -> Section:
     columns = [
         Column("recipe"),
         Column("mean rank", numeric=True, rising=True, hint="1 is the best; none is ranked among them"),

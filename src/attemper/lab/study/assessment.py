@@ -21,7 +21,6 @@ from attemper.lab.study.verdict import verdict
 
 Summary = dict[str, Any]
 Row = dict[str, Any]
-ANSWER = ("answer", "real", "better", "within", "smallest", "more")
 
 
 def assess(summary: Summary) -> Summary:

@@ -24,6 +24,7 @@ from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
+from attemper.lab.study.performing import perform_run
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import POLL, Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
@@ -279,7 +280,7 @@ def perform(config: WorkerConfig, marker: Path, key: str, token: str) -> list[tu
             study = _study(config)
             claim = study.claim([key], token)
             if claim is not None:
-                study.perform(claim, stop=lambda: _is_gone(marker), device=config.device, log=log)
+                perform_run(study, claim, stop=lambda: _is_gone(marker), device=config.device, log=log)
     except AttemperError as error:
         messages.append(("fatal", str(error)))
     except Exception:

@@ -81,10 +81,6 @@ class Status:
     def missing(self) -> int:
         return self.total - self.done - len(self.running) - self.failed
 
-    @property
-    def complete(self) -> bool:
-        return self.done == self.total
-
 
 def status_of(study: Study) -> Status:
     """Count a study's runs. Looks at the folder only: works while others work, and where it may only be read."""

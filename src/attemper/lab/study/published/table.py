@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
@@ -258,8 +258,3 @@ def rows_of(printed: str, columns: tuple[str, ...], rows: Mapping[str, tuple[str
 def added(name: str, recipe: str, note: str = "our addition") -> Row:
     """A row that the publication lacks."""
     return Row(name=name, recipe=recipe, note=note)
-
-
-def noted(row: Row, note: str) -> Row:
-    """The row with a note."""
-    return replace(row, note=note)
