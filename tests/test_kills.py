@@ -23,7 +23,7 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.study import Study
 from attemper.lab.training import loop
 from attemper.lab.training.leaving import noting
-from test_study import results_without_timings, tree
+from study_runs import results_without_timings, tree
 
 KILLS = int(os.environ.get("ATTEMPER_KILLS", "100"))
 WORKERS = 2

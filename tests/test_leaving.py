@@ -27,8 +27,8 @@ from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_same_end, timeless
 from study_fakes import FakeEngine, make_plan
+from study_runs import Recorder, worked
 from teams import team
-from test_study import Recorder, worked
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "one_thread")
 

@@ -24,7 +24,7 @@ from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
 from attemper.lab.study.workers import MOST_DEATHS
 from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
-from test_study import Recorder, results_without_timings, tree, worked
+from study_runs import Recorder, results_without_timings, tree, worked
 
 ray = pytest.importorskip("ray")
 

@@ -91,10 +91,10 @@ class CheckCommand:
         if self.json:
             print_json({**facts, "notes": list(plan.notes)})
             return 0
-        where = console()
-        say(where, *(f"note: {note}" for note in plan.notes))
+        screen = console()
+        say(screen, *(f"note: {note}" for note in plan.notes))
         say(
-            where,
+            screen,
             f"{plan.title or f'{plan.task} · {plan.model}'}: {len(recipes)} recipes × {len(plan.seeds)} seeds × "
             f"{len(plan.lr)} learning rates, {len(runs)} runs of {plan.budget.epochs} epochs.",
             f"Every recipe runs with {plan.model} on {task.name}."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.cli.options import (
     Accept,
     Change,
@@ -118,7 +118,7 @@ class Compare:
     """With --until decided: no recipe gets more; otherwise 40."""
     track: Trackers = ()
     data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     no_costs: Costs = False
     change_plan: Change = False
     accept_versions: Accept = False
@@ -134,7 +134,7 @@ class Compare:
             plan,
             self.folder or folder_of(plan),
             words=words,
-            where=self.where,
+            execution=self.execution,
             data=self.data,
             costs=not self.no_costs,
             change_plan=self.change_plan,
@@ -200,7 +200,7 @@ def carry_out(
     folder: Path,
     *,
     words: Sequence[str],
-    where: Where,
+    execution: ExecutorOptions,
     data: Path | None,
     costs: bool,
     change_plan: bool,
@@ -219,26 +219,26 @@ def carry_out(
     from attemper.lab.training.leaving import ending_as, interrupted_by, noting
     from attemper.lab.training.ranks import joined
 
-    told: list[int] = []
+    signals: list[int] = []
     with (
-        ending_as(told),
+        ending_as(signals),
         joined(parallel) as ranks,
-        (interrupted_by if ranks.alone else noting)(signal.SIGTERM, into=told),
+        (interrupted_by if ranks.alone else noting)(signal.SIGTERM, into=signals),
     ):
         screen = console(json=json, quiet=not ranks.main)
         summary = compare(
             plan,
             folder,
-            executor=where.make(),
+            executor=execution.make(),
             root=data,
             view=make_view(screen),
             costs=costs,
             change_plan=change_plan,
             command=command_line(words),
             settings=settings,
-            attempts=where.attempts,
+            attempts=execution.attempts,
             accept_versions=accept_versions,
-            stop=lambda: bool(told),
+            stop=lambda: bool(signals),
         )
         if ranks.main:
             report = write_report(summary, folder / "report.html")

@@ -109,7 +109,7 @@ class Diagnose:
 
         query = read_query(self.query)
         check_out(self.out, self._of())
-        where, device = console(json=self.json), choose_device(self.device)
+        screen, device = console(json=self.json), choose_device(self.device)
         self._check()
         subject = self._subject()
         images = read_images(self.images, subject.size, self.most)
@@ -120,11 +120,11 @@ class Diagnose:
         tables = {}
         for label, each in models.items():
             found = attemper.diagnose(
-                each, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(where, line)
+                each, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(screen, line)
             )
             random = label == NO_WEIGHTS
-            told, untrained = RANDOM if random else label, random or found.untrained
-            tables[label] = dataclasses.replace(found, weights=told, untrained=untrained)
+            weights, untrained = RANDOM if random else label, random or found.untrained
+            tables[label] = dataclasses.replace(found, weights=weights, untrained=untrained)
         table = next(iter(tables.values()))
         beside = compare_tables(tables) if len(tables) > 1 else None
         notes = [images.warning] if images.warning else []
@@ -132,8 +132,8 @@ class Diagnose:
         notes += shown
         about = self._about(subject, images, words, notes)
         written = write_all(self.out, table, drawn, about, self._of(), beside)
-        say(where, str(table), *(["", str(beside)] if beside else []), *(f"note: {note}" for note in notes))
-        say(where, "", f"Written: {written}")
+        say(screen, str(table), *(["", str(beside)] if beside else []), *(f"note: {note}" for note in notes))
+        say(screen, "", f"Written: {written}")
         if self.json:
             plain = table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)}
             print_json(plain | ({"beside": beside.to_dict()} if beside else {}))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Where:
+class ExecutorOptions:
     """Where the runs are done."""
 
     executor: Literal["processes", "ray"] = "processes"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.cli.options import Data, Json, Number, Numbers, Points, Text, Texts, Writable
 from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
 
@@ -58,7 +58,7 @@ class Recommend:
     """Augmentations joined by '+'."""
     margin: Points = None
     data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -72,8 +72,8 @@ class Recommend:
 
         base = self._base()
         folder = self.folder or _folder_of(base)
-        screen, told = console(json=self.json), list[int]()
-        with ending_as(told), interrupted_by(signal.SIGTERM, into=told):
+        screen, signals = console(json=self.json), list[int]()
+        with ending_as(signals), interrupted_by(signal.SIGTERM, into=signals):
             view = make_view(screen)
             try:
                 found = recommend(
@@ -81,8 +81,10 @@ class Recommend:
                     folder,
                     minutes=self.minutes,
                     recipes=self.recipes,
-                    workers=self.where.workers if self.where.executor == "processes" else None,
-                    executor=self.where.make() if self.where.executor == "ray" or self.where.per_gpu else None,
+                    workers=self.execution.workers if self.execution.executor == "processes" else None,
+                    executor=self.execution.make()
+                    if self.execution.executor == "ray" or self.execution.per_gpu
+                    else None,
                     root=self.data,
                     view=view,
                     command=command_line(words),

@@ -79,10 +79,10 @@ def page_of(found: Mapping[str, Any]) -> str:
     sections = [confusion.classes(ranked), by_class.by_class(ranked), by_class.pictures(ranked)]
     facts = {name: _shown(name, value) for name, value in found["metrics"].items()}
     facts |= {"test samples": f"{found['samples']:,}", "seed": str(spec["seed"])}
-    told = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return page(
         f"{spec['recipe']} on {spec['task']} with {spec['model']}",
         [section for section in sections if section is not None],
-        head=f'<dl class="facts">{told}</dl>',
+        head=f'<dl class="facts">{items}</dl>',
         kicker="Attemper · evaluation of one run",
     )

@@ -211,13 +211,13 @@ def _columns(curves: Sequence[Curve], across: Scale, name: str, top: int, bottom
     values = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
     parts = []
     for at, x in enumerate(places):
-        told = [
+        lines = [
             f"{shorten(curve.label, 28)}  {number(known[x], significant=digits)}"
             for curve, known in zip(curves, values, strict=True)
             if finite(known.get(x)) is not None
         ]
         left, right = across.at(edges[at]), across.at(edges[at + 1])
-        text = "\n".join([f"{name} {number(x)}", *told])
+        text = "\n".join([f"{name} {number(x)}", *lines])
         parts.append(
             f'<rect class="column" x="{percent(left)}" width="{percent(right - left)}" y="{top}" '
             f'height="{bottom - top}"><title>{escape(text)}</title></rect>'

@@ -114,8 +114,8 @@ def _beside(beside: Comparison) -> Section:
         ]
         for row in beside.rows
     ]
-    told = "".join(f"<li>{escape(line)}</li>" for line in beside.lines())
-    body = (f"<ul>{told}</ul>" if told else "") + table(columns, rows, caption="Beside each other", sortable=True)
+    items = "".join(f"<li>{escape(line)}</li>" for line in beside.lines())
+    body = (f"<ul>{items}</ul>" if items else "") + table(columns, rows, caption="Beside each other", sortable=True)
     return Section(
         heading="Beside each other", lead="Means over the heads of a block; of logits the largest.", body=body
     )

@@ -5,18 +5,16 @@ from typing import Any
 
 from attemper.lab.report.charts import Row, dots, key
 from attemper.lab.report.drawing import Axis
-from attemper.lab.report.entries import percent
+from attemper.lab.report.entries import ANSWER_LABELS, percent
 from attemper.lab.report.markup import Cell, Column, data_block, escape, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite, number, probability, signed
-
-COLOURS = {"better": "good", "worse": "bad"}
 
 
 def render(overview: Mapping[str, Any], command: str = "attemper report") -> str:
     """One self-contained HTML page, from what `attemper.lab.study.many.overview` says."""
     tasks, recipes = list(overview["tasks"]), list(overview["recipes"])
-    head = f'<p class="verdict">{escape(_said(tasks, recipes))}</p>' + data_block("overview", _small(overview))
+    head = f'<p class="verdict">{escape(_findings(tasks, recipes))}</p>' + data_block("overview", _small(overview))
     cautions = [f"{task['title']}: {line}" for task in tasks for line in task["cautions"] or ()]
     head = "".join(f'<p class="notice">{escape(line)}</p>' for line in cautions) + head
     sections = [_matrix(tasks, recipes), _whole(recipes), _charts(tasks, recipes), _studies(tasks, command)]
@@ -27,7 +25,7 @@ def _small(overview: Mapping[str, Any]) -> dict[str, Any]:
     return {"tasks": overview["tasks"], "recipes": overview["recipes"]}
 
 
-def _said(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> str:
+def _findings(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> str:
     """What holds over tasks, in two sentences."""
     counts = {answer: sum(row["answers"][answer] for row in recipes) for answer in ("better", "worse", "equivalent")}
     open_ = sum(row["answers"]["undecided"] for row in recipes)
@@ -82,7 +80,7 @@ def _cell(cell: Mapping[str, Any] | None) -> Cell:
     if low is not None and high is not None:
         text += f"<small>{signed(low)} to {signed(high)}</small>"
     answer = str((cell["decision"] or {}).get("answer") or "")
-    return Cell(f"{text}<small>{escape(answer)}</small>", mean, COLOURS.get(answer, ""))
+    return Cell(f"{text}<small>{escape(answer)}</small>", mean, ANSWER_LABELS.get(answer, ""))
 
 
 def _whole(recipes: Sequence[Mapping[str, Any]]) -> Section:

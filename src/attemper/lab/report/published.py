@@ -31,9 +31,10 @@ def _cells(entry: Entry) -> list[Found]:
     value = finite(entry.published.get("value"))
     if value is None:
         return []
-    told = {"published": value, "deviation": entry.published.get("deviation"), "source": entry.published.get("source")}
+    deviation, source = entry.published.get("deviation"), entry.published.get("source")
     ours = {"ours": entry.mean, "ours_deviation": entry.deviation, "unit": "%"}
-    return [{**told, **ours, "difference": None if entry.mean is None else entry.mean - value}]
+    difference = None if entry.mean is None else entry.mean - value
+    return [{"published": value, "deviation": deviation, "source": source, **ours, "difference": difference}]
 
 
 def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Section | None:

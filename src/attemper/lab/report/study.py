@@ -103,23 +103,23 @@ def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     plan = summary.get("plan") or {}
     seeds = sorted({seed for entry in ranked for seed in entry.seeds})
     sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
-    items = next((found for entry in ranked if (found := entry.items)), None)
+    held_out = next((found for entry in ranked if (found := entry.items)), None)
     facts = {
         "Task": plan.get("task"),
         "Model": plan.get("model"),
         "Parameters": " – ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
         "Recipes": len(ranked) or None,
         "Seeds": len(seeds) or None,
-        "Test items": f"{items:,}" if items else None,
+        "Test items": f"{held_out:,}" if held_out else None,
         "Equivalent within": _margin(summary),
         "Budget": _budget(plan.get("budget") or {}) or None,
     }
-    told = "".join(
+    items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in facts.items()
         if value is not None
     )
-    return f'<dl class="facts">{told}</dl>' if told else ""
+    return f'<dl class="facts">{items}</dl>' if items else ""
 
 
 def _margin(summary: Mapping[str, Any]) -> str | None:
@@ -133,10 +133,10 @@ def _margin(summary: Mapping[str, Any]) -> str | None:
 def _budget(given: Mapping[str, Any]) -> str:
     """Epochs and batch size, and of the rest what is not as usual."""
     usual = {field.name: field.default for field in dataclasses.fields(Budget)}
-    told = {
+    shown = {
         name: value
         for name, value in given.items()
         if name in ("epochs", "batch_size") or name not in usual or value != usual[name]
     }
-    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in told.items())
+    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in shown.items())
     return ", ".join(words)

@@ -9,7 +9,7 @@ from attemper.lab.report.charts import Curve, Point, Row, dots, legend, lines, s
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.page import Section
-from attemper.lab.report.scale import finite, number, signed
+from attemper.lab.report.scale import finite, number, signed, spread_of
 
 MOST_POINTS = 60
 """Of a learning curve: more cannot be told apart at the size of a panel."""
@@ -34,7 +34,7 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float, margin: fl
                 low=low,
                 high=high,
                 points=singles,
-                note=_spread(entry.mean, entry.deviation),
+                note=spread_of(entry.mean, entry.deviation),
             )
         )
     levels = dots(
@@ -93,10 +93,6 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float | None,
     quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
-
-
-def _spread(mean: float | None, deviation: float | None) -> str:
-    return number(mean, 2) if mean is None or deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
 
 
 # ----------------------------------------------------------------------------------------------------- learning curves
@@ -229,7 +225,7 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
                 y=mean,
                 x_range=None if low is None or high is None else (low, high),
                 y_range=None if spread is None else (mean - spread, mean + spread),
-                hint=f"{entry.name}: {_spread(mean, spread)} %, {number(ratio, 2)} × the baseline{step}",
+                hint=f"{entry.name}: {spread_of(mean, spread)} %, {number(ratio, 2)} × the baseline{step}",
             )
         )
     if not points:

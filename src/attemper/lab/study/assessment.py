@@ -48,7 +48,7 @@ def assess(summary: Summary) -> Summary:
         "same": same,
         "cautions": cautions(rows, baseline, seeds, metric),
     }
-    said = verdict(
+    words = verdict(
         rows,
         seeds=seeds,
         missing=summary.get("missing", 0),
@@ -57,7 +57,7 @@ def assess(summary: Summary) -> Summary:
         same=same,
         looks=plan.get("until") == "decided",
     )
-    return {**summary, **found, "verdict": said, "confidence": CONFIDENCE}
+    return {**summary, **found, "verdict": words, "confidence": CONFIDENCE}
 
 
 def _level(plan: Mapping[str, Any]) -> Level | None:

@@ -90,8 +90,8 @@ def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Plan
         return (given if as_json else node and loader.construct_document(node)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise PlanError(f"{name}{where}: this cannot be read as YAML ({error.problem or error.context}).") from None
+        line = f", line {mark.line + 1}" if mark else ""
+        raise PlanError(f"{name}{line}: this cannot be read as YAML ({error.problem or error.context}).") from None
     except RecursionError:
         raise PlanError(f"{name}: the plan contains itself, or is nested too deeply.") from None
     except yaml.YAMLError as error:

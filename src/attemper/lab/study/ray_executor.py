@@ -189,9 +189,9 @@ def connect(address: str | None, until: contextlib.ExitStack) -> Any:
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # Ray has no type of its own for this
-        where = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none"
+        place = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none"
         raise StudyError(
-            f"There is no Ray cluster {where}: {_in_short(error)}. Start one with 'ray start --head', or give the "
+            f"There is no Ray cluster {place}: {_in_short(error)}. Start one with 'ray start --head', or give the "
             "address of its head as --address HOST:6379."
         ) from None
     until.callback(ray.shutdown)

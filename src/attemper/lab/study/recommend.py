@@ -183,7 +183,7 @@ class _Search:
         return {
             "title": f"What to use: {self.base.task} · {self.base.model}",
             "answer": answer(summary),
-            "explored": [self._told(family, stages, best, names) for family in found],
+            "explored": [self._trials_of(family, stages, best, names) for family in found],
             "epochs": self.stages,
             "sizes": dataclasses.asdict(sizes),
             "misfits": misfits,
@@ -296,14 +296,14 @@ class _Search:
             engine=self.engine,
         )
 
-    def _told(
+    def _trials_of(
         self,
         family: Family,
         stages: Sequence[Mapping[str, Mapping[Configuration, float | None]]],
         best: Mapping[str, Configuration],
         confirmed: Sequence[str],
     ) -> dict[str, Any]:
-        """What was tried of one recipe."""
+        """What was tried of one recipe, and what came of it."""
         trials = [
             {"recipe": pair[0], "lr": pair[1], "validation": [values[family.name].get(pair) for values in stages]}
             for pair in stages[0][family.name]

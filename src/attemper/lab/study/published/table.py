@@ -205,10 +205,10 @@ class Table:
     def _reference(self, scale: str) -> dict[str, Any]:
         size = self.size(scale)
         other = {"another_task": size.stands_for} if size.stands_for else {}
-        told: dict[str, list[str]] = {}
+        by_note: dict[str, list[str]] = {}
         for row in self.rows:
-            told.setdefault(row.note, []).append(row.name)
-        notes = [*self.caveats, *(f"{', '.join(names)}: {note}." for note, names in told.items() if note)]
+            by_note.setdefault(row.note, []).append(row.name)
+        notes = [*self.caveats, *(f"{', '.join(names)}: {note}." for note, names in by_note.items() if note)]
         copies = list(dict.fromkeys(f"{each.paper.short}: we have {each.paper.copy}." for each in self.figures))
         return {
             "table": self.key,
