@@ -133,8 +133,8 @@ def test_the_plans_of_detr_are_of_one_kind_and_can_be_measured_without_coco() ->
     assert [entry.recipe for entry in published.recipes] == [entry.recipe for entry in smoke.recipes]
     box_augmentation(published.budget.augment)
     estimate = EstimateCommand(plan=plans / "detr-coco.yaml", images=5000, image_size=64)
-    assert estimate._plan().task == "boxes(size=64, train=5000, test=200)"
-    assert len(estimate._plan().recipes) == 3
+    assert estimate.planned().task == "boxes(size=64, train=5000, test=200)"
+    assert len(estimate.planned().recipes) == 3
 
 
 def test_a_million_made_up_images_are_a_few_that_stand_for_all() -> None:

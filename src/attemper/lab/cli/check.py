@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.options import Data, Json, Number, Numbers, Suites, Text, Texts
+from attemper.lab.cli.options import Json, Numbers, Suites
+from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import console, print_json, say
 
 MOST_TRIED = 8
 
 
 @dataclass(frozen=True)
-class CheckCommand:
+class CheckCommand(PlanOptions):
     """Say whether a plan can be run, and what it stands for. Nothing is trained, and nothing is written.
 
     The plan is read, its data is opened, and recipes are put on the model and run forward and backward once, on two
@@ -25,28 +25,11 @@ class CheckCommand:
       attemper plan check --recipes "dropkey(0.1)" "explicit(v={1e-4, 5e-4})" --seeds 3
     """
 
-    plan: File = None
-    """A plan file; otherwise the embedded comparison on digits, changed by the options."""
-    task: Text = None
-    """Such as digits, cifar10, folder:PATH."""
-    model: Text = None
-    """Such as vit-cifar, timm:vit_small_patch16_224."""
-    recipes: Texts = ()
-    """Recipes, each in quotes."""
-    seeds: Number = None
-    """How many seeds."""
-    epochs: Number = None
-    """Epochs of every run."""
-    batch_size: Number = None
-    """Images per step."""
     lr: Numbers = ()
     """Learning rates."""
-    augment: Text = None
-    """Augmentations joined by '+'."""
     evaluate: Suites = ""
     all: bool = False
     """Try every recipe on the model; otherwise, of more than eight, eight from the first to the last."""
-    data: Data = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -56,20 +39,7 @@ class CheckCommand:
         from attemper.lab.training.check import check_run
         from attemper.lab.training.spec import RunSpec
 
-        names = (
-            "plan",
-            "task",
-            "model",
-            "recipes",
-            "seeds",
-            "epochs",
-            "batch_size",
-            "lr",
-            "augment",
-            "evaluate",
-            "data",
-        )
-        plan = Compare(**{name: getattr(self, name) for name in names}).planned()
+        plan = self.planned()
         task = open_task(plan.task, self.data)
 
         def check(spec: RunSpec) -> None:
