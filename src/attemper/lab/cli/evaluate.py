@@ -196,21 +196,20 @@ def _page(found: dict[str, Any]) -> str:
 
 def _facts(found: Mapping[str, Any]) -> str:
     """Accuracy with the interval that so many test images leave, whatever the seed."""
-    from attemper.lab.report.markup import escape
+    from attemper.lab.report.markup import facts
     from attemper.lab.study.statistics import share_interval
 
     accuracy, images = found.get("accuracy"), found.get("images")
     if accuracy is None or not images:
         return ""
     low, high = share_interval(accuracy, images)
-    facts = {
+    shown = {
         "Accuracy": f"{100 * accuracy:.2f} %",
         "95 % interval, of the test sample": f"{100 * low:.2f} to {100 * high:.2f} %",
         "Test images": f"{images:,}",
         "Seed": str(found["spec"]["seed"]),
     }
-    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
-    return f'<dl class="facts">{items}</dl>'
+    return facts(shown)
 
 
 def show_evaluation(screen: Any, found: dict[str, Any]) -> None:

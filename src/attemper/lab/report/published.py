@@ -6,7 +6,7 @@ from typing import Any
 from attemper.lab.report.charts import Row, dots, key
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry
-from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.markup import Cell, Column, escape, paragraph, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, signed
 
@@ -46,7 +46,7 @@ def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Sect
         return None
     ordered = sorted(by_column.items(), key=lambda item: item[0] != "")  # the task's own metric first, the others as is
     apart = str(reference.get("apart") or "") if by_column else ""
-    body = f'<p class="notice">{escape(apart)}</p>' if apart else ""
+    body = paragraph(apart, "notice") if apart else ""
     body += f"<p>{escape(reference['standing'])}</p>" if reference.get("standing") else ""
     body += "" if by_column else f"<p>{escape(NOTHING)}</p>"
     for title, found in ordered:

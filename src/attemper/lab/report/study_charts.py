@@ -119,6 +119,8 @@ def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> 
     known = [entry for entry in ranked if entry.raw.get("curves")]
     off = frozenset(entry.series for entry in known) - _first(known)
     switches = legend([(entry.name, entry.series) for entry in known], switches=True, off=off)
+    epochs = max(finite(at.get("epoch")) or 0 for entry in known for curve in entry.raw["curves"] for at in curve or ())
+    cut = f" The first {100 * FOCUS:g} % of training may lie outside the axes." if FOCUS * epochs > 1 else ""
     both = (
         '<p class="switches"><button type="button" data-all="show">Show all</button>'
         '<button type="button" data-all="hide">Hide all</button></p>'
@@ -126,8 +128,8 @@ def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> 
     return Section(
         heading="Learning curves",
         lead=(
-            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes. "
-            f"The first {100 * FOCUS:g} % of training may lie outside the axes."
+            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes."
+            + cut
         ),
         body=f'<div data-group>{switches}{both}<div class="panels">{"".join(drawn)}</div></div>',
     )

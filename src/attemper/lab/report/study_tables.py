@@ -5,7 +5,7 @@ from typing import Any
 
 from attemper.lab.report.charts import key
 from attemper.lab.report.entries import ANSWER_LABELS, Entry, percent
-from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.markup import Cell, Column, code_block, escape, facts, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, memory, more_seeds, number, operations, probability, signed, spread_of
 
@@ -192,13 +192,12 @@ def reproduce(summary: Mapping[str, Any]) -> Section:
     """The command, the plan and the versions."""
     parts = []
     if summary.get("command"):
-        parts.append(f"<h3>Command</h3><pre tabindex='0'>{escape(summary['command'])}</pre>")
+        parts.append(f"<h3>Command</h3>{code_block(summary['command'])}")
     if summary.get("plan"):
-        parts.append(f"<h3>Plan</h3><pre tabindex='0'>{escape(_yaml(summary['plan']))}</pre>")
+        parts.append(f"<h3>Plan</h3>{code_block(_yaml(summary['plan']), wrapped=True)}")
     versions = summary.get("versions") or {}
     if versions:
-        items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in versions.items())
-        parts.append(f'<h3>Versions</h3><dl class="facts">{items}</dl>')
+        parts.append(f"<h3>Versions</h3>{facts(versions)}")
     return Section(
         heading="Get it again",
         lead="Write the plan into a file and give it to the command. Runs that are there already are not run again.",
