@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attemper.lab.cli.options import Json, Numbers, Suites
 from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import console, print_json, say
+
+if TYPE_CHECKING:
+    from attemper.lab.tasks.base import Task
+    from attemper.lab.training.spec import RunSpec
 
 MOST_TRIED = 8
 
@@ -33,38 +37,23 @@ class CheckCommand(PlanOptions):
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.evaluation.runs import check_suites
-        from attemper.lab.study.fitting import refuse_misfits
         from attemper.lab.tasks.registry import open_task
-        from attemper.lab.training.check import check_run
-        from attemper.lab.training.spec import RunSpec
 
         plan = self.planned()
         task = open_task(plan.task, self.data)
-
-        def check(spec: RunSpec) -> None:
-            check_suites(spec, task)
-            check_run(spec, task)
-
         runs = plan.runs(task.name)
         first = {run.recipe: run for run in reversed(runs)}
         recipes = list(reversed(first))
         tried = recipes if self.all else _spread(recipes)
-        refuse_misfits({recipe: first[recipe] for recipe in tried}, check, plan.model)
-        facts: dict[str, Any] = {
-            "task": task.name,
-            "model": plan.model,
-            "rows": len(plan.recipes),
-            "seeds": len(plan.seeds),
-        }
-        facts |= {"recipes": len(recipes), "tried": len(tried), "runs": len(runs), "epochs": plan.budget.epochs}
+        _try_out({recipe: first[recipe] for recipe in tried}, task, plan.model)
         if self.json:
+            facts = {"task": task.name, "model": plan.model, "rows": len(plan.recipes), "seeds": len(plan.seeds)}
+            facts |= {"recipes": len(recipes), "tried": len(tried), "runs": len(runs), "epochs": plan.budget.epochs}
             print_json({**facts, "notes": list(plan.notes)})
             return 0
-        screen = console()
-        say(screen, *(f"note: {note}" for note in plan.notes))
         say(
-            screen,
+            console(),
+            *(f"note: {note}" for note in plan.notes),
             f"{plan.title or f'{plan.task} · {plan.model}'}: {len(recipes)} recipes × {len(plan.seeds)} seeds × "
             f"{len(plan.lr)} learning rates, {len(runs)} runs of {plan.budget.epochs} epochs.",
             f"Every recipe runs with {plan.model} on {task.name}."
@@ -72,6 +61,19 @@ class CheckCommand(PlanOptions):
             else f"{len(tried)} of them were tried, and run with {plan.model} on {task.name}; --all tries every one.",
         )
         return 0
+
+
+def _try_out(runs: Mapping[str, RunSpec], task: Task, model: str) -> None:
+    """Raise unless every recipe runs on the model."""
+    from attemper.lab.evaluation.runs import check_suites
+    from attemper.lab.study.fitting import refuse_misfits
+    from attemper.lab.training.check import check_run
+
+    def check(spec: RunSpec) -> None:
+        check_suites(spec, task)
+        check_run(spec, task)
+
+    refuse_misfits(runs, check, model)
 
 
 def _spread(recipes: Sequence[str]) -> list[str]:
