@@ -9,7 +9,7 @@ from typing import Any, Literal
 from attemper.errors import shown
 from attemper.lab.errors import PlanError
 from attemper.lab.study.plan_budget import read_budget, read_seeds, read_until
-from attemper.lab.study.plan_checks import MOST_RUNS, check_keys, read_text
+from attemper.lab.study.plan_checks import MOST_RUNS, check_keys, checked_text
 from attemper.lab.study.plan_fields import KEEP, read_evaluate, read_keep, read_margin, read_model, read_title
 from attemper.lab.study.plan_recipes import read_entries, read_more, read_published
 from attemper.lab.study.plan_rows import Entry, More, Published
@@ -139,7 +139,7 @@ class Plan:
         until, most = read_until(given.get("until"), given.get("max_seeds"), seeds)
         _refuse_many(entries, range(most or len(seeds)), lr)
         return cls(
-            task=read_text(given["task"], "task", "digits"),
+            task=checked_text(given["task"], "task", "digits"),
             model=read_model(given["model"]),
             recipes=entries,
             seeds=seeds,

@@ -37,7 +37,7 @@ def check_keys(what: str, given: Mapping[Any, Any], known: Iterable[str], path: 
             raise PlanError(f"A {what} has no {quoted(str(key))}.{near} It has: {', '.join(known)}.", (*path, key))
 
 
-def read_text(given: Any, name: str, example: str) -> str:
+def checked_text(given: Any, name: str, example: str) -> str:
     """A text that says something, without the spaces around it."""
     if not isinstance(given, str) or not given.strip():
         raise PlanError(f"{name} is {shown(given)}; it must be a text such as '{example}'.", (name,))

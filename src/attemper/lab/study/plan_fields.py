@@ -6,19 +6,19 @@ from attemper.errors import shown
 from attemper.lab.call_syntax import parse_call, render_call
 from attemper.lab.errors import PlanError
 from attemper.lab.evaluation.suites import parse_suites
-from attemper.lab.study.plan_checks import is_number, plan_errors, read_text
+from attemper.lab.study.plan_checks import checked_text, is_number, plan_errors
 
 KEEP = ("best", "all", "none")
 
 
 def read_title(given: Any) -> str:
     """On one line: YAML would fold others, also at breaks that no editor shows."""
-    return " ".join(read_text(given, "title", "Digits, five seeds").split()) if given else ""
+    return " ".join(checked_text(given, "title", "Digits, five seeds").split()) if given else ""
 
 
 def read_model(given: Any) -> str:
     """A model with its parameters, in the one form that keys are made of."""
-    text = read_text(given, "model", "vit-digits")
+    text = checked_text(given, "model", "vit-digits")
     with plan_errors(("model",)):
         return render_call(*parse_call(text))
 
