@@ -96,7 +96,8 @@ def _published_row(given: Any, entries: Sequence[Entry], path: PlanPath) -> Publ
     words = {key: given.get(key, "") for key in PUBLISHED_LATER}
     if not all(isinstance(word, str) for word in words.values()):
         raise PlanError(f"The column, metric and condition of '{name}' must be texts.", path)
-    check_metric(words["metric"])
+    with plan_errors((*path, "metric")):
+        check_metric(words["metric"])
     return Published(
         name=str(name),
         value=float(value),
@@ -119,6 +120,6 @@ def _more_row(given: Any, entries: Sequence[Entry], most: int, path: PlanPath) -
     if isinstance(given, Mapping) and set(given) == {"name", "recipe", "lr", "seeds"}:
         recipe, lr, seeds = given["recipe"], given["lr"], given["seeds"]
         known = any(entry.name == given["name"] and recipe in entry.configurations for entry in entries)
-        if known and is_number(lr) and is_whole(seeds) and 0 < seeds <= most:
+        if known and is_number(lr) and lr > 0 and is_whole(seeds) and 0 < seeds <= most:
             return More(given["name"], recipe, float(lr), seeds)
     raise PlanError(f"{shown(given)} adds to no recipe of this plan: name, recipe, lr and seeds.", path)
