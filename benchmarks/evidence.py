@@ -26,7 +26,7 @@ from attemper.lab.study.assessment import assess
 from attemper.lab.study.export import markdown_table
 from attemper.lab.study.published import find_table
 from attemper.lab.study.sameness import plainest
-from attemper.lab.study.told import retold, told
+from attemper.lab.study.summary_files import read_summary, reassessed
 from attemper.lab.study.verdict import answer_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -145,9 +145,9 @@ def summary_of(file: str) -> Summary:
     """What a study's results come to, by today's rules."""
     path = RESULTS / file
     if path.suffix == ".html":
-        return told(path)
+        return read_summary(path)
     found = json.loads(path.read_text(encoding="utf-8"))
-    return assess(of_arms(found)) if "arms" in found else retold(completed(found))
+    return assess(of_arms(found)) if "arms" in found else reassessed(completed(found))
 
 
 def of_arms(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,8 @@ LONG = (
     "test_ledger_compiled", "test_memory", "test_trial",
     "test_plans", "test_estimate", "test_embedding_reuse", "test_docs", "test_penalties", "test_graying_half",
     "test_leaving", "test_run_folder", "test_kills",
-    "test_explicit_squares", "test_actions", "test_translation_model", "test_study", "test_report_browser",
+    "test_explicit_squares", "test_actions", "test_translation_model", "test_study", "test_study_workers",
+    "test_report_browser",
     "test_training", "test_streaming_files", "test_audio_study", "test_probes_training", "test_evaluation_attacks",
 )  # fmt: skip
 """What `make quick` leaves out: kernels in the interpreter, compilers, several processes, whole studies, training."""

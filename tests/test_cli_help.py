@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attemper.lab.cli.commands import COMMANDS
 
+LAB = Path(__file__).parents[1] / "src" / "attemper" / "lab"
 HEAVY = {"torch", "timm", "transformers", "torchvision", "triton", "scipy", "sklearn", "accelerate", "numpy"}
 
 CODE = """
@@ -90,6 +94,21 @@ def test_every_command_explains_itself_and_every_option(path: tuple[str, ...], a
     options = dict(helps(text))
     assert len(options) > 1, "the boxes were not read"
     assert [option for option, said in options.items() if not said] == []
+
+
+def test_no_sentence_about_an_option_is_broken_in_two() -> None:
+    """In the docstring of a field, tyro takes every further line for a paragraph of its own."""
+    for source in (
+        *LAB.glob("cli/*.py"),
+        LAB / "bench/options.py",
+        LAB / "bench/commands.py",
+        LAB / "training/spec.py",
+    ):
+        for kind in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(kind, ast.ClassDef):
+                for field, text in itertools.pairwise(kind.body):
+                    if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                        assert "\n" not in ast.literal_eval(text.value), f"{source.name}: {ast.unparse(field.target)}"
 
 
 def test_typing_errors_get_a_suggestion(answers: dict[str, Any]) -> None:

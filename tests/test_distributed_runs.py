@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from torch import Tensor
 
 from attemper.lab.cli import main
 from attemper.lab.evaluation.runs import load_run
@@ -23,11 +21,11 @@ from attemper.lab.tasks.registry import open_task
 from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint
-from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
 from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_equal_bits, flat
+from stops import die_at
 from teams import DIED, free_port, team
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,19 +64,6 @@ def cannot_write(folder: Path, chosen: RunSpec) -> Any:
             run(chosen, open_task(TASK), folder=folder, progress=block, device="cpu")
             return "written"
         return ranks.gather(ranks.rank)
-
-
-def die_at(step: int) -> None:
-    """Have this process killed when it begins its so many-th step."""
-    learn, begun = Learner.learn, [0]
-
-    def counting(self: Learner, inputs: Tensor, targets: Tensor) -> None:
-        begun[0] += 1
-        if begun[0] == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        learn(self, inputs, targets)
-
-    Learner.learn = counting  # type: ignore[method-assign]
 
 
 def assert_same_end(one: Path, other: Path) -> None:

@@ -296,6 +296,6 @@ def test_what_cannot_be_estimated_is_named(
 
 
 def test_images_become_a_task_of_noise() -> None:
-    made = EstimateCommand(images=5000, image_size=64, classes=20)._plan()
+    made = EstimateCommand(images=5000, image_size=64, classes=20).planned()
     assert made.task == "noise(size=64, classes=20, train=5000, test=200)"
     assert read_numbers("1, 8,64") == [1, 8, 64]

@@ -9,7 +9,7 @@ import pytest
 
 from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli import main
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.errors import FolderError, StudyError
 from attemper.lab.study import locks, processes
 from attemper.lab.study.claims import Claims
@@ -20,7 +20,7 @@ from attemper.lab.study.ray_executor import RayCluster
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import Study
 from study_fakes import FakeEngine, break_down, make_plan, make_result
-from test_study import Recorder
+from study_runs import Recorder
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -183,24 +183,27 @@ def test_a_run_is_freed_at_once_when_its_worker_is_known_to_be_dead(tmp_path: Pa
 
 # --------------------------------------------------------------------------------------------------- the command line
 def test_options_become_the_executor_that_they_name() -> None:
-    assert Where().make() is None, "the study has its own default"
-    assert Where(workers=3).make() == Processes(workers=3)
-    assert Where(per_gpu=2).make() == Processes(per_gpu=2)
-    assert Where(executor="ray").make() == RayCluster()
-    ray = Where(executor="ray", per_run="cpus=2,gpus=0.5", address="10.0.0.1:6379", workers=4).make()
+    assert ExecutorOptions().make() is None, "the study has its own default"
+    assert ExecutorOptions(workers=3).make() == Processes(workers=3)
+    assert ExecutorOptions(per_gpu=2).make() == Processes(per_gpu=2)
+    assert ExecutorOptions(executor="ray").make() == RayCluster()
+    ray = ExecutorOptions(executor="ray", per_run="cpus=2,gpus=0.5", address="10.0.0.1:6379", workers=4).make()
     assert ray == RayCluster("10.0.0.1:6379", Resources(cpus=2, gpus=0.5), 4)
 
 
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        (Where(per_run="cpus=2"), "--per-run says nothing to --executor processes"),
-        (Where(address="a:1"), "--address says nothing to --executor processes"),
-        (Where(executor="ray", per_gpu=2), "--per-gpu says nothing to --executor ray: say --per-run gpus=0.5"),
-        (Where(attempts=0), "--attempts is 0"),
+        (ExecutorOptions(per_run="cpus=2"), "--per-run says nothing to --executor processes"),
+        (ExecutorOptions(address="a:1"), "--address says nothing to --executor processes"),
+        (
+            ExecutorOptions(executor="ray", per_gpu=2),
+            "--per-gpu says nothing to --executor ray: say --per-run gpus=0.5",
+        ),
+        (ExecutorOptions(attempts=0), "--attempts is 0"),
     ],
 )
-def test_options_that_say_nothing_to_an_executor_are_refused(where: Where, message: str) -> None:
+def test_options_that_say_nothing_to_an_executor_are_refused(where: ExecutorOptions, message: str) -> None:
     with pytest.raises(ParameterError) as caught:
         where.make()
     assert message in str(caught.value)

@@ -27,8 +27,8 @@ from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_same_end, timeless
 from study_fakes import FakeEngine, make_plan
+from study_runs import Recorder, worked
 from teams import team
-from test_study import Recorder, worked
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "one_thread")
 
@@ -149,7 +149,7 @@ def test_a_worker_that_is_told_to_end_leaves_its_run_to_another(tmp_path: Path) 
     view = Terminator(to_worker=True)
     study = Study(tmp_path / "told", make_plan(["none"], seeds=2), engine=FakeEngine(tmp_path / "log", pause=0.2))
     status = work(study, workers=1, view=view)
-    assert status.complete
+    assert status.done == status.total
     assert "a worker was told to end by SIGTERM and has left a checkpoint; another one takes its place" in view.notes
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == len(set(lines)), "it goes on from its checkpoint, and no run is made twice"

@@ -15,7 +15,7 @@ from attemper.lab.cli import main
 from attemper.lab.errors import StudyError
 from attemper.lab.report.many import render
 from attemper.lab.study.many import improvement, overview
-from attemper.lab.study.told import told
+from attemper.lab.study.summary_files import read_summary
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 PAGES = [RESULTS / f"{name}.html" for name in ("cifar10", "gtzan", "thumos14")]
@@ -23,7 +23,7 @@ PAGES = [RESULTS / f"{name}.html" for name in ("cifar10", "gtzan", "thumos14")]
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    return overview([told(page) for page in PAGES], [page.name for page in PAGES])
+    return overview([read_summary(page) for page in PAGES], [page.name for page in PAGES])
 
 
 def test_recipes_of_several_studies_meet_in_one_row(found: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from attemper.lab.training.data import RunData
-from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
 from attemper.lab.training.ranks import joined
 from attemper.lab.training.spec import Budget, RunSpec
 from endings import assert_same_end, timeless
+from stops import StopError, die_at, stop_at
 from teams import DIED, team
 
 TASK = "digits(train=200, test=50)"
@@ -49,26 +47,9 @@ def spec(recipe: str = "dropkey(0.2) + droppath(0.1)", **budget: Any) -> RunSpec
     return RunSpec(task=TASK, model=MODEL, recipe=recipe, seed=3, budget=Budget(**{**given, **budget}))
 
 
-class StopError(Exception):
-    pass
-
-
-def stopping_at(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The so many-th batch that is learnt from, counted from now, is never finished."""
-    learn, begun = Learner.learn, [0]
-
-    def counting(self: Learner, inputs: Tensor, targets: Tensor) -> None:
-        begun[0] += 1
-        if begun[0] == batch:
-            raise StopError
-        learn(self, inputs, targets)
-
-    monkeypatch.setattr(Learner, "learn", counting)
-
-
 def stopped(batch: int, chosen: RunSpec, folder: Path, task: Task | None = None, **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        stopping_at(batch, patch)
+        stop_at(batch, patch)
         with pytest.raises(StopError):
             run(chosen, task or open_task(TASK), folder=folder, **options)
 
@@ -133,7 +114,7 @@ def test_a_run_killed_between_its_last_step_and_the_end_of_the_epoch_does_not_tr
         patch.setattr(loop, "evaluate", failing)
         with pytest.raises(StopError):
             run(spec(epochs=1), open_task(TASK), folder=tmp_path)
-    stopping_at(1, monkeypatch)
+    stop_at(1, monkeypatch)
     assert timeless(run(spec(epochs=1), open_task(TASK), folder=tmp_path)) == timeless(whole)
 
 
@@ -189,18 +170,6 @@ def train(folder: Path, chosen: RunSpec, parallel: Any = None, killed: tuple[int
         told = lambda event: warnings.extend([event["warning"]] if "warning" in event else [])  # noqa: E731
         result = run(chosen, open_task(TASK), folder=folder, progress=told, device="cpu")
     return timeless(result), warnings
-
-
-def die_at(batch: int) -> None:
-    learn, begun = Learner.learn, [0]
-
-    def counting(self: Learner, inputs: Tensor, targets: Tensor) -> None:
-        begun[0] += 1
-        if begun[0] == batch:
-            os.kill(os.getpid(), signal.SIGKILL)
-        learn(self, inputs, targets)
-
-    Learner.learn = counting  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from attemper.lab.study.plan import Plan
 from attemper.lab.study.power import chance_of_decision
 from attemper.lab.study.pricing import Spread, known_spread, price_of, spread_of
 from attemper.lab.study.probing import Measured, Probe, Sizes
-from attemper.lab.study.told import told
+from attemper.lab.study.summary_files import read_summary
 from study_fakes import make_plan
 from test_summary import study_with
 
@@ -71,7 +71,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
 
 
 def test_a_page_tells_its_study_again_and_other_files_do_not(tmp_path: Path) -> None:
-    summary = told(RESULTS / "gtzan.html")
+    summary = read_summary(RESULTS / "gtzan.html")
     assert summary["same"] == {"dropkey(0.2)": "dropattention(0.2)"}
     assert summary["verdict"].startswith("Undecided after 5 seeds")
     assert {row["name"]: row["decision"] and row["decision"]["more"] for row in summary["recipes"]}["dropkey(0.2)"] == 6
@@ -83,6 +83,6 @@ def test_a_page_tells_its_study_again_and_other_files_do_not(tmp_path: Path) -> 
     }.items():
         (tmp_path / name).write_text(text)
         with pytest.raises(StudyError, match=name):
-            told(tmp_path / name)
+            read_summary(tmp_path / name)
     with pytest.raises(StudyError, match="holds no study"):
-        told(tmp_path / "nothing")
+        read_summary(tmp_path / "nothing")

@@ -17,13 +17,14 @@ from attemper.lab.errors import StoppedError, StudyError
 from attemper.lab.study import ray_executor
 from attemper.lab.study.executor import work
 from attemper.lab.study.locks import beacon
+from attemper.lab.study.performing import perform_run
 from attemper.lab.study.ray_executor import RayCluster, RayPool, check_room
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
 from attemper.lab.study.workers import MOST_DEATHS
 from study_fakes import FakeEngine, break_down, die_once, make_plan, open_gate, wait_half_way
-from test_study import Recorder, results_without_timings, tree, worked
+from study_runs import Recorder, results_without_timings, tree, worked
 
 ray = pytest.importorskip("ray")
 
@@ -220,7 +221,7 @@ def test_runs_that_are_called_back_have_time_to_write_a_checkpoint_first(tmp_pat
     assert not ray_executor._is_gone(marker)
 
     def run() -> None:
-        study.perform(claim, stop=lambda: ray_executor._is_gone(marker), device=None, log=print)
+        perform_run(study, claim, stop=lambda: ray_executor._is_gone(marker), device=None, log=print)
 
     study.engine = FakeEngine(pause=0.3)
     worker = threading.Thread(target=run)

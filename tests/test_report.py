@@ -283,6 +283,15 @@ def test_a_budget_is_told_by_what_is_not_usual() -> None:
     assert "epochs 20, batch size 128, ema 0.99" in whole(render(given)).text
 
 
+@pytest.mark.parametrize(("epochs", "whole"), [(2, True), (5, True), (40, False)])
+def test_only_of_a_long_training_the_first_epochs_may_lie_outside(epochs: int, whole: bool) -> None:
+    curve = Curve(label="a", series=0, x=list(range(1, epochs + 1)), y=[100.0, *([1.0] * (epochs - 1))])
+    fitted, focused = (
+        charts.lines([curve], title="T", x=Axis(label="X"), y=Axis(label="Y"), focus=focus) for focus in (0.0, 0.2)
+    )
+    assert (fitted == focused) == whole
+
+
 def test_a_gap_in_a_curve_is_a_gap() -> None:
     assert CHARTS["lines"].count("<polyline") == 2
     assert CHARTS["lines"].count("<polygon") == 2

@@ -14,7 +14,7 @@ import pytest
 from attemper.lab.report.many import render as render_tasks
 from attemper.lab.report.study import render
 from attemper.lab.study.many import overview
-from attemper.lab.study.told import told
+from attemper.lab.study.summary_files import read_summary
 from browser import Browser, browsing, chromium
 from colours import palette
 from summaries import STUDIES, poisoned, published_beside, summary
@@ -238,7 +238,9 @@ def test_a_name_that_a_spreadsheet_would_compute_leaves_as_text(browser: Browser
 
 def test_a_filter_shows_some_recipes_only(browser: Browser, tmp_path: Path) -> None:
     pages = [Path(__file__).parents[1] / f"docs/results/{name}.html" for name in ("cifar10", "gtzan", "thumos14")]
-    (tmp_path / "tasks.html").write_text(render_tasks(overview([told(page) for page in pages])), encoding="utf-8")
+    (tmp_path / "tasks.html").write_text(
+        render_tasks(overview([read_summary(page) for page in pages])), encoding="utf-8"
+    )
     browser.open(tmp_path / "tasks.html", width=390)
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
     assert browser.evaluate(WIDER) == []

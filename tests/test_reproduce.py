@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,23 @@ import pytest
 from rich.console import Console
 
 from attemper.lab.cli import main
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.errors import PlanError
 from attemper.lab.report.study import render
 from attemper.lab.study.beside_table import beside_lines, beside_table
 from attemper.lab.study.in_process import InProcess
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.published import catalogue, find_table
-from attemper.lab.study.published.costs import basis, cost_of, probes, ratio_of, stored
 from attemper.lab.study.published.data_here import missing_data
-from attemper.lab.study.reference import Setting, as_told, check_metric, measured, read_reference, unit, with_changes
-from attemper.lab.tasks.base import InputShape
-from attemper.lab.tasks.registry import open_task
-from attemper.lab.training.flops import count_flops
-from attemper.lab.training.spec import Budget, RunSpec
+from attemper.lab.study.reference import (
+    Setting,
+    check_metric,
+    measured,
+    read_reference,
+    reference_for_readers,
+    unit,
+    with_changes,
+)
 from summaries import reproduced, summary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,106 +102,6 @@ def test_cells_are_shown_also_of_a_table_that_cannot_be_run(capsys: pytest.Captu
     out, error = capsys.readouterr()
     assert re.search(r"MAE \+ fine-tune +83\.0 +83\.2", out)
     assert "cannot be run: it is two studies" in error
-
-
-# ------------------------------------------------------------------------------------------------------------ the cost
-def test_a_cost_is_samples_over_the_stored_rate() -> None:
-    """800 runs of 200 epochs of 35,000 images less what is left of batches, at 37,000 a second with everything."""
-    found = cost_of(find_table("explicit-cifar10"))
-    assert found is not None
-    assert found.scaled is None
-    batches = -(-35_000 // 128)
-    assert found.gpu_hours == pytest.approx(800 * 200 * batches * 128 / 37_000 / 3600)
-
-
-def test_a_cost_of_another_model_is_scaled_by_operations_and_says_so() -> None:
-    small, large = cost_of(find_table("graying-vit-small")), cost_of(find_table("graying-vit-base"))
-    assert small is not None
-    assert large is not None
-    assert small.scaled is None
-    assert large.scaled == pytest.approx(stored()["forward"][VIT_B] / stored()["forward"][VIT_S])
-    assert large.text.endswith("~")
-    assert f"times {large.scaled:.2g}" in basis(large)
-    rows = {name: len(find_table(f"graying-{name}").rows) for name in ("vit-small", "vit-base")}
-    assert large.gpu_hours / small.gpu_hours == pytest.approx(
-        large.scaled * rows["vit-base"] / rows["vit-small"], rel=0.02
-    )
-
-
-VIT_S = "timm:vit_small_patch16_224(drop_path_rate=0.1) @ folder:imagenet"
-VIT_B = "timm:vit_base_patch16_224(drop_path_rate=0.1) @ folder:imagenet"
-
-
-def test_recipes_take_what_was_measured_of_their_methods() -> None:
-    probe = next(each for each in probes() if each.ratios)
-    assert ratio_of("none", probe) == 1
-    assert ratio_of("cb(cb_s)", probe) == 1.19
-    assert ratio_of("explicit(v=λ, ff=λ, p=0.2)", probe) == 1.531
-    assert ratio_of("dropattention(0.1) + ffdropout(0.1) + rdrop", probe) == pytest.approx(1.103 * 1.859)
-
-
-def test_what_cannot_be_estimated_is_not() -> None:
-    assert cost_of(find_table("dropkey-coco")) is None, "nor of boxes, masks and questions"
-    assert cost_of(find_table("attentiondrop-wmt")) is None, "no probe is of text"
-    known = [table.key for table in catalogue() if table.can_run and cost_of(table) is None]
-    assert set(known) == {"attentiondrop-wmt", "dropkey-coco", "cb-ade20k", "cb-vqa"}
-
-
-def test_stored_probes_are_those_of_the_documents() -> None:
-    """They were copied by hand: the pages that they come from say the same."""
-    by_name = {probe.name: probe for probe in probes()}
-    planning = (ROOT / "docs" / "planning.md").read_text()
-    vit = by_name["ViT-S/16 at 224"]
-    table = dict(re.findall(r"^\| `([a-z]+)[^|]*\| (\d+) ms", planning, re.MULTILINE))
-    table |= dict(re.findall(r"had `(cb)` among its recipes then: (\d+) ms", planning))
-    assert f"{vit.samples_per_second:,.0f}" in planning
-    for name, ratio in vit.ratios.items():
-        assert ratio == pytest.approx(int(table[name]) / int(table["none"]), abs=5e-4)
-    results = ROOT / "docs" / "results"
-    assert "37,000 images/s all in all" in (results / "cifar10.md").read_text()
-    assert by_name["vit-cifar"].samples_per_second == 37_000
-    assert "35 runs in 34 s with five processes" in (results / "gtzan.md").read_text()
-    assert by_name["encoder on GTZAN"].samples_per_second == pytest.approx(35 * 20 * 560 / 34, rel=1e-3)
-    assert "12 runs in 2 min 20 s with four processes" in (results / "thumos14.md").read_text()
-    assert by_name["encoder-thumos"].samples_per_second == pytest.approx(12 * 8 * 18194 / 140, rel=1e-3)
-    step = json.loads((ROOT / "benchmarks" / "results" / "step-h200.json").read_text())
-    [passes] = [row["ratio"] for row in step["rows"] if "consistency" in row["recipe"]]
-    assert stored()["passes"]["consistency"] == pytest.approx(passes, abs=5e-4)
-
-
-def operations(model: str) -> int:
-    """What a forward pass of a stored model computes, counted here."""
-    text, _, task = model.partition(" @ ")
-    size, classes = (224, 1000) if task == "folder:imagenet" else (32, int(task.removeprefix("cifar")))
-    shape = InputShape(3, size, size, classes)
-    noise = open_task(f"noise(size={size}, classes={shape.classes}, train=4, test=1)")
-    spec = RunSpec(task=noise.name, model=text, recipe="none", seed=0, budget=Budget())
-    found = count_flops(spec, noise, 1)
-    assert found is not None
-    return found["forward"]
-
-
-@pytest.mark.parametrize(
-    "model", ["vit-cifar @ cifar10", "vit-tiny @ cifar10", "resnet @ cifar10", "convmixer @ cifar10"]
-)
-def test_stored_operations_are_those_that_are_counted(model: str) -> None:
-    assert operations(model) == stored()["forward"][model]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", [m for m in stored()["forward"] if m.endswith(("imagenet", "cifar100")) and "cait" not in m]
-)
-def test_all_stored_operations_are_those_that_are_counted(model: str) -> None:
-    """CaiT's cannot be counted so: its mixing of heads takes the counter out."""
-    assert operations(model) == stored()["forward"][model]
-
-
-def test_figures_and_probes_are_in_the_package() -> None:
-    folder = resources.files("attemper.lab.study.published").joinpath("data")
-    assert {each.name for each in folder.iterdir()} >= {"cb.toml", "explicit.toml", "h200.json"}
-    text = (ROOT / "pyproject.toml").read_text()
-    assert '"attemper.lab.study.published" = ["data/*.toml", "data/*.json"]' in text
 
 
 # ------------------------------------------------------------------------------------------------------ ours, by column
@@ -328,12 +230,12 @@ def test_standings_are_told_in_a_sentence() -> None:
         }
     )
     assert reference is not None
-    told = as_told(reference, "digits")
-    assert told["standing"] == (
+    shown = reference_for_readers(reference, "digits")
+    assert shown["standing"] == (
         "Settings: 1 as printed; 1 other than printed (epochs); 1 ours where the publication does not say (seeds)."
     )
     assert (
-        told["apart"] == "The figures were published for ImageNet-1K, and this ran on digits: no difference is taken."
+        shown["apart"] == "The figures were published for ImageNet-1K, and this ran on digits: no difference is taken."
     )
     assert Setting(name="a", here="b").standing == "ours"
 
@@ -414,7 +316,7 @@ def test_a_table_without_figures_says_so_and_still_tells_its_settings() -> None:
 def test_reproduce_runs_a_table_and_shows_published_figures_beside_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Where, "make", lambda self: InProcess("cpu"))
+    monkeypatch.setattr(ExecutorOptions, "make", lambda self: InProcess("cpu"))
     words = ["reproduce", "skipless", "--seeds", "1", "--epochs", "1", "--task", "digits(train=60, test=20)"]
     assert main([*words, "--folder", str(tmp_path / "study")]) == 0
     shown = capsys.readouterr().out

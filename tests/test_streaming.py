@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +29,12 @@ from attemper.lab.training import loop
 from attemper.lab.training import ranks as ranks_module
 from attemper.lab.training.checkpoint import load_checkpoint
 from attemper.lab.training.data import RunData
-from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
 from attemper.lab.training.ranks import ALONE, Ranks, joined
 from attemper.lab.training.spec import Budget, RunSpec
 from endings import timeless
 from shards import MODEL, jpeg, members, offline, opened, write_parquet, write_wds
+from stops import StopError, die_at, stop_at
 from teams import DIED, team
 
 CPU = torch.device("cpu")
@@ -244,21 +243,9 @@ def test_evaluation_cuts_the_middle_as_timm_does() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- interruptions
-class StopError(Exception):
-    pass
-
-
 def stopped(batch: int, chosen: RunSpec, folder: Path, task: StreamTask) -> None:
-    learn, begun = Learner.learn, [0]
-
-    def counting(self: Learner, inputs: Tensor, targets: Tensor) -> None:
-        begun[0] += 1
-        if begun[0] == batch:
-            raise StopError
-        learn(self, inputs, targets)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "learn", counting)
+        stop_at(batch, patch)
         with pytest.raises(StopError):
             run(chosen, task, folder=folder, device="cpu")
 
@@ -282,15 +269,7 @@ def train(folder: Path, root: Path, killed: tuple[int, int] | None) -> Any:
     ranks_module.PATIENCE = 0.2
     with joined() as ranks:
         if killed is not None and killed[0] == ranks.rank:
-            learn, begun = Learner.learn, [0]
-
-            def counting(self: Learner, inputs: Tensor, targets: Tensor) -> None:
-                begun[0] += 1
-                if begun[0] == killed[1]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                learn(self, inputs, targets)
-
-            Learner.learn = counting  # type: ignore[method-assign]
+            die_at(killed[1])
         return timeless(run(spec(recipe="none"), opened(WDS, root), folder=folder, device="cpu"))
 
 

@@ -1,55 +1,26 @@
-"""Studies: only missing runs run, each once, whatever is killed; what is wrong is named before anything is written."""
+"""Studies: only missing runs run, each once; what is wrong is named before anything is written."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import study_fakes
 from attemper import files
-from attemper.errors import AttemperError
-from attemper.lab.errors import DeviceLostError, FolderError, PlanError, StoppedError, StudyError
-from attemper.lab.study.executor import work
+from attemper.lab.errors import FolderError, PlanError, StudyError
+from attemper.lab.study.performing import perform_run
 from attemper.lab.study.status import status_of
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import summarise
-from attemper.lab.training.digests import digest_fits
-from study_fakes import FakeEngine, break_down, die, die_once, fill_the_disk, lose_device_once, make_plan, make_result
+from study_fakes import FakeEngine, break_down, fill_the_disk, make_plan, make_result
+from study_runs import tree, worked
 from test_claims import rewrite, silence
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-
-
-def tree(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def results_without_timings(folder: Path) -> dict[str, str]:
-    """The text of every result, in the bytes in which it lies there, without what may differ."""
-    texts = {}
-    for path in (folder / "runs").iterdir():
-        result = json.loads(path.read_text())
-        assert path.read_text() == json.dumps(result, sort_keys=True, indent=1) + "\n"
-        assert digest_fits(result)
-        for name in ("timing", "digest"):
-            result.pop(name)
-        texts[path.name] = json.dumps(result, sort_keys=True)
-    return texts
-
-
-def worked(folder: Path, plan: Any = None, **options: Any) -> Study:
-    study = Study(folder, plan or make_plan(), engine=options.pop("engine", FakeEngine()), **options)
-    study.prepare()
-    study.work()
-    return study
 
 
 def test_a_study_does_every_run_once_and_only_what_is_missing(tmp_path: Path) -> None:
@@ -91,7 +62,8 @@ def test_a_study_can_be_read_without_its_data(tmp_path: Path) -> None:
         def open_task(self, text: str, root: Path | None) -> Any:
             raise StudyError("there is no data here")
 
-    assert status_of(Study(tmp_path, engine=NoData())).complete
+    status = status_of(Study(tmp_path, engine=NoData()))
+    assert status.done == status.total
 
 
 def test_changed_data_is_refused(tmp_path: Path) -> None:
@@ -165,7 +137,7 @@ def test_a_run_that_fails_is_tried_again_given_up_and_reported_while_others_go_o
     assert status_of(study).failed == 2
     failure = study.store.failures(study.failed()[0])[0]
     assert "break_down" in failure["traceback"]
-    assert status_of(worked(tmp_path, plan)).complete, "started again, a study tries again"
+    assert not worked(tmp_path, plan).missing(), "started again, a study tries again"
     assert not list((tmp_path / "failures").iterdir())
 
 
@@ -228,7 +200,7 @@ def test_the_worker_that_lost_its_claim_leaves_the_run_to_the_other(tmp_path: Pa
     study.prepare()
     claim = study.claim()
     assert claim is not None
-    study.perform(claim, stop=lambda: False, device=None, log=print)
+    perform_run(study, claim, stop=lambda: False, device=None, log=print)
     assert study.results() == {}
     assert heirs[0] is not None
     heirs[0].check()
@@ -273,132 +245,3 @@ def test_status_counts_what_is_done_running_failed_and_missing(tmp_path: Path) -
     assert (running.name, running.pid, running.share, running.loss) == ("cb(cb), seed 1", os.getpid(), 0.375, 0.5)
     assert status.seconds_left == pytest.approx(0.1 * (1 - 0.375) + 0.1 * 5)
     held.release()
-
-
-def test_workers_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
-    """Two workers at a time, killed without warning more than twenty times, against a study that nobody disturbed."""
-    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur"], seeds=9)
-    quiet = worked(tmp_path / "quiet", plan)
-    study = Study(tmp_path / "killed", plan, engine=FakeEngine(pause=0.03), attempts=10**6, stale_after=3)
-    study.prepare()
-    moments, kills, crew = random.Random(7), 0, list[int]()
-    while study.missing():
-        while len(crew) < 2:
-            crew.append(start_worker(study))
-        if kills < 24:
-            time.sleep(moments.uniform(0.01, 0.05))
-            victim = crew.pop(moments.randrange(2))
-            os.kill(victim, signal.SIGKILL)
-            kills += os.waitpid(victim, 0)[1] == signal.SIGKILL
-        else:
-            time.sleep(0.05)
-    for pid in crew:
-        os.waitpid(pid, 0)
-    assert kills >= 20
-    study.store.sweep_parts(older_than=0)
-    study.prepare()
-    assert results_without_timings(tmp_path / "killed") == results_without_timings(tmp_path / "quiet")
-    assert tree(tmp_path / "killed") == tree(tmp_path / "quiet") == tree(quiet.folder)
-
-
-def start_worker(study: Study) -> int:
-    pid = os.fork()  # faster than a new interpreter; the fake runs do not touch torch
-    if pid:
-        return pid
-    try:
-        study.work(log=lambda text: None)
-    finally:
-        os._exit(0)
-
-
-class Recorder:
-    """A view that remembers."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.closed = False
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def show(self, status: Any) -> None: ...
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_four_workers_do_every_run_once_though_some_die_and_some_runs_fail(tmp_path: Path) -> None:
-    engine = FakeEngine(tmp_path / "log", pause=0.01, troubles={"dropkey(0.1)": die_once, "blur(1.0)": break_down})
-    plan = make_plan(["none", "dropkey(0.1)", "cb", "blur", "graying"], seeds=2)
-    view = Recorder()
-    status = work(Study(tmp_path / "study", plan, engine=engine), workers=4, view=view)
-    assert (status.total, status.done, status.failed, len(status.running)) == (10, 8, 2, 0)
-    lines = Counter((tmp_path / "log").read_text().splitlines())
-    assert len(lines) == 8 + 10
-    assert set(lines.values()) == {1}, "a run that died goes on from its checkpoint, and no result is made twice"
-    assert sum("was killed by signal 9" in note for note in view.notes) == 1
-    assert sum("went wrong: RuntimeError" in note for note in view.notes) == 6
-
-
-def test_a_worker_that_lost_its_gpu_leaves_the_other_runs_to_another(tmp_path: Path) -> None:
-    recipes = ["none", "dropkey(0.1)", "cb"]
-    engine = FakeEngine(troubles=dict.fromkeys(("none", "dropkey(0.1)", "cb(cb)"), lose_device_once))
-    view = Recorder()
-    study = Study(tmp_path, make_plan(recipes, seeds=2), engine=engine)
-    status = work(study, workers=1, view=view)
-    assert (status.done, status.failed) == (6, 0)
-    assert sum("went wrong: AcceleratorError" in note for note in view.notes) == 1
-    assert sum("can no longer use its GPU; another one takes its place" in note for note in view.notes) == 1
-
-
-def test_a_gpu_that_is_lost_while_workers_stop_is_no_failure_of_a_run(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(study_fakes, "gone", set())
-    asked: list[bool] = []
-
-    def lose(folder: Path) -> None:
-        asked.append(True)
-        lose_device_once(folder)
-
-    study = Study(tmp_path, make_plan(["none"], seeds=1), engine=FakeEngine(troubles={"none": lose}))
-    study.prepare()
-    with pytest.raises(DeviceLostError, match="none, seed 0 lost its device: CUDA error"):
-        study.work(stop=lambda: bool(asked), log=lambda text: None)
-    assert study.store.attempts() == {}
-
-
-def test_a_run_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
-    study = Study(tmp_path, make_plan(["none"], seeds=2), engine=FakeEngine(troubles={"none": die}))
-    study.prepare()
-    deaths = 0
-    while study.missing():
-        deaths += os.waitpid(start_worker(study), 0)[1] == signal.SIGKILL
-    assert deaths == 2 * 3
-    assert status_of(study).failed == 2
-    assert "died during the run" in study.store.failures(study.failed()[0])[0]["error"]
-
-
-class Impatient(Recorder):
-    """Presses Ctrl-C, in the parent and in its workers, as soon as something runs."""
-
-    def show(self, status: Any) -> None:
-        if status.running:
-            for run in status.running:
-                os.kill(run.pid, signal.SIGINT)
-            raise KeyboardInterrupt
-
-
-def test_ctrl_c_stops_the_workers_and_says_how_to_resume(tmp_path: Path) -> None:
-    study = Study(tmp_path, make_plan(), engine=FakeEngine(pause=0.5))
-    view = Impatient()
-    with pytest.raises(StoppedError, match=r"Stopped with \d of 9 runs done. Nothing is lost: run the same command"):
-        work(study, workers=2, view=view)
-    assert status_of(study).running == ()
-    assert not any("died" in json.loads(path.read_text())["error"] for path in (tmp_path / "failures").glob("*"))
-
-
-def test_what_no_worker_can_go_on_from_ends_the_study_with_the_reason(tmp_path: Path) -> None:
-    study = Study(tmp_path, make_plan(), engine=FakeEngine(troubles={"none": fill_the_disk}))
-    with pytest.raises(AttemperError, match="no space is left"):
-        work(study, workers=1)
-    with pytest.raises(StudyError, match="workers is 0"):
-        work(study, workers=0)

@@ -21,7 +21,7 @@ from attemper.lab.study.costs import measure_costs, read_costs
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import summarise
-from test_study import results_without_timings
+from study_runs import results_without_timings
 
 PLAN: dict[str, Any] = {
     "task": "digits(test=100, train=300)",

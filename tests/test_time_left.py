@@ -17,7 +17,7 @@ from attemper.errors import ParameterError
 from attemper.lab.cli import main
 from attemper.lab.cli.methods import Methods
 from attemper.lab.study.live import SILENCE, PlainView, status_table
-from attemper.lab.study.status import Running, Standing, Status, status_of
+from attemper.lab.study.status import RecipeStatus, Running, Status, status_of
 from attemper.lab.study.study import Study
 from attemper.lab.tasks.notifications import listening
 from attemper.lab.tasks.registry import open_task
@@ -31,7 +31,7 @@ def running(share: float, seconds: float = 60.0) -> Running:
 
 
 def status(recipes: int = 1, **more: Any) -> Status:
-    rows = tuple(Standing(f"recipe {i}", 5, 0, (), 0, 0, None) for i in range(recipes))
+    rows = tuple(RecipeStatus(f"recipe {i}", 5, 0, (), 0, 0, None) for i in range(recipes))
     return Status(
         rows, **{"total": 5, "done": 0, "running": (running(0.25),), "failed": 0, "seconds_left": 900.0} | more
     )
@@ -110,7 +110,7 @@ def test_measuring_costs_shows_how_far_it_is_and_does_not_go_on_for_ever(monkeyp
     with listening(heard := Heard()):
         found = cost.step_costs(["dropkey(0.1)"], task, "vit-digits(depth=1)", Budget(batch_size=16), device="cpu")
     assert found["none"]["ratio"] == 1
-    shares = [done / total for what, done, total in heard.events if what == cost.TOLD]
+    shares = [done / total for what, done, total in heard.events if what == cost.ACTIVITY]
     assert shares == sorted(shares)
     assert shares[0] == 0
     assert shares[-1] == 1

@@ -107,6 +107,9 @@ def test_the_plan_in_the_folder_is_read_back(tmp_path: Path) -> None:
     assert load_plan(path) == longer
 
 
+MORE = {"name": "dropkey(0.1)", "recipe": "dropkey(0.1)", "lr": 1e-3, "seeds": 4}
+
+
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
@@ -114,7 +117,9 @@ def test_the_plan_in_the_folder_is_read_back(tmp_path: Path) -> None:
         ({"max_seeds": 10}, "max_seeds says nothing without until"),
         ({"until": "decided", "max_seeds": 3}, "more than the 3 seeds"),
         ({"until": "decided", "seeds": 1}, "at least two seeds"),
-        ({"until": "decided", "more": [{"name": "x", "recipe": "cb", "lr": 1e-3, "seeds": 4}]}, "adds to no recipe"),
+        ({"until": "decided", "more": [MORE | {"name": "x"}]}, "adds to no recipe"),
+        ({"until": "decided", "more": [MORE | {"name": ["dropkey(0.1)"]}]}, "adds to no recipe"),
+        ({"until": "decided", "more": [MORE | {"lr": -1}]}, "adds to no recipe"),
         ({"more": []}, "more is what a study"),
     ],
 )

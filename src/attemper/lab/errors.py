@@ -62,13 +62,17 @@ class StoppedError(StudyError):
         self.code = code
 
 
+PlanPath = tuple[str | int, ...]
+"""Keys and indices that lead to a value of a plan, such as ("budget", "epochs")."""
+
+
 class PlanError(AttemperError, ValueError):
     """A plan says something that cannot be done.
 
-    path: where in the plan, such as ("budget", "epochs"); the reader of a plan file adds the line.
+    path: where in the plan; the reader of a plan file adds the line.
     """
 
-    def __init__(self, message: str, path: tuple[str | int, ...] = ()) -> None:
+    def __init__(self, message: str, path: PlanPath = ()) -> None:
         super().__init__(message)
         self.path = path
 

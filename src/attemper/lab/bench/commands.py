@@ -1,13 +1,13 @@
 """`attemper bench ops`, `step` and `loop` as a command line sees them: a plan, and where its figures go."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attemper.errors import ParameterError
 from attemper.lab.bench.options import LoopPlan, OpsPlan, StepPlan
-from attemper.lab.bench.results import LoopReport, OpsReport, StepReport, save
+from attemper.lab.bench.results import LoopReport, OpsReport, Report, StepReport, save
 from attemper.lab.bench.terminal import progress_on, show
 from attemper.lab.folders import read_object, refuse_foreign
 from attemper.lab.report.page import is_page
@@ -33,12 +33,8 @@ class Ops(OpsPlan):
 
         check_files(self.json, self.page, "ops")
 
-        def keep(report: OpsReport) -> None:
-            if self.json is not None:
-                save(report, self.json)
-
         with progress_on("bench ops") as progress:
-            report = bench_ops(self, command=command_line(words), progress=progress, after_shape=keep)
+            report = bench_ops(self, command=command_line(words), progress=progress, after_shape=keeper(self.json))
         show(report)
         if self.page is not None:
             write_page(report, self.page)
@@ -95,16 +91,22 @@ class Loop(LoopPlan):
 
         check_files(self.json, self.page, "loop")
 
-        def keep(report: LoopReport) -> None:
-            if self.json is not None:
-                save(report, self.json)
-
         with progress_on("bench loop") as progress:
-            report = bench_loop(self, command=command_line(words), progress=progress, after_cell=keep)
+            report = bench_loop(self, command=command_line(words), progress=progress, after_cell=keeper(self.json))
         show(report)
         if self.page is not None:
             write_page(report, self.page)
         return report
+
+
+def keeper(path: Path | None) -> Callable[[Report], None]:
+    """What writes the figures so far into a file, if there is to be one."""
+
+    def keep(report: Report) -> None:
+        if path is not None:
+            save(report, path)
+
+    return keep
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ OPS: dict[str, tuple[str, ...]] = {
 }
 """What `ops` measures, by name."""
 
-LOOP_BESIDE = ("droppath(0.1)", "ffdropout(0.1)")
+LOOP_UNTARGETED = ("droppath(0.1)", "ffdropout(0.1)")
 """What `loop` measures beside recipes that have targets: masks that are not drawn in attention."""
 
 STEP: dict[str, tuple[str, ...]] = {
@@ -73,12 +73,12 @@ def step_recipes(chosen: Sequence[str] = ()) -> list[str]:
 def loop_recipes(chosen: Sequence[str] = ()) -> list[str]:
     """The recipes for training loops, without `none`, which is always measured.
 
-    If none is chosen: those with targets, and those of `LOOP_BESIDE`.
+    If none is chosen: those with targets, and those of `LOOP_UNTARGETED`.
 
     >>> loop_recipes(["explicit(v=5e-4)"])
     ['explicit(v=0.0005)']
     """
-    found = list(dict.fromkeys(render(as_methods(recipe)) for recipe in chosen or (*LOOP_RECIPES, *LOOP_BESIDE)))
+    found = list(dict.fromkeys(render(as_methods(recipe)) for recipe in chosen or (*LOOP_RECIPES, *LOOP_UNTARGETED)))
     for recipe in found:
         check_composition(as_methods(recipe))
     return [recipe for recipe in found if recipe != "none"]

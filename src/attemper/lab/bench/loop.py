@@ -27,6 +27,7 @@ from attemper.lab.bench.results import LoopReport, LoopRow, Machine
 from attemper.lab.bench.step import TWIN, compiled
 from attemper.lab.bench.targets import LOOP, loop_target
 from attemper.lab.bench.timing import CLOCKS, CpuStopwatch, Deadline, interleaved, interval, peak_bytes, reason_of
+from attemper.lab.training.devices import synchronise
 from attemper.ops.perturbation import Perturbation
 
 Cell = tuple[str, int, str]
@@ -176,10 +177,10 @@ class CellBench:
         counters = torch._dynamo.utils.counters["inductor"]
         skips = counters["cudagraph_skips"]
         step = self.make_call(trainable, recipe) if name == "call" else self.make_step(trainable, recipe, mode)
-        self.wait()
+        synchronise(self.device)
         begun = time.perf_counter()
         step()
-        self.wait()
+        synchronise(self.device)
         first = time.perf_counter() - begun
         for _ in range(WARM_UP - 1):
             step()
@@ -225,20 +226,15 @@ class CellBench:
 
         return step
 
-    def wait(self) -> None:
-        """Until the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def turn(self, prepared: Prepared, hosts: list[float]) -> float:
         """Seconds of one of some steps in a row; the host's part of the first, which begins on an idle device."""
-        self.wait()
+        synchronise(self.device)
         begun = self.clock()
         prepared.step()
         hosts.append(self.clock() - begun)
         for _ in range(self.steps - 1):
             prepared.step()
-        self.wait()
+        synchronise(self.device)
         return (self.clock() - begun) / self.steps
 
     def timed(self, rows: list[LoopRow], prepared: dict[int, Prepared], rounds: int) -> list[LoopRow]:

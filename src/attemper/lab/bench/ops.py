@@ -106,14 +106,14 @@ class ShapeBench:
                 chosen=candidate.chosen,
                 target=ops_target(machine, candidate.recipe, self.shape) if candidate.chosen else None,
             )
-            with warnings.catch_warnings(record=True) as heard:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
                     prepared[at] = self.prepare(candidate, qkv, dout)
                     row = replace(row, captured=prepared[at].captured, error=self.error(candidate))
                 except Exception as error:
                     prepared.pop(at, None)
-                    row = replace(row, failure=reason_of(error, heard))
+                    row = replace(row, failure=reason_of(error, caught))
             rows.append(row)
         self.time(rows, prepared, ceiling)
         return tuple(rows)

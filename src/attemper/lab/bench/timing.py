@@ -195,16 +195,16 @@ def interval(ratios: NDArray[np.float64], resamples: int = 2000) -> tuple[float,
     return float(low), float(high)
 
 
-def reason_of(error: BaseException, heard: Sequence[warnings.WarningMessage] = ()) -> str:
+def reason_of(error: BaseException, caught: Sequence[warnings.WarningMessage] = ()) -> str:
     """Why a candidate cannot be measured, on one line.
 
-    heard: the warnings before it, in which torch says why it has no kernel for a call.
+    caught: the warnings before it, in which torch says why it has no kernel for a call.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if text.startswith("No available kernel"):
-        told = [str(warning.message).split(" (Triggered")[0].strip() for warning in heard]
-        reasons = [line for line in dict.fromkeys(told) if not line.endswith(("because:", "at"))]
+        messages = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
+        reasons = [line for line in dict.fromkeys(messages) if not line.endswith(("because:", "at"))]
         text = "; ".join(["no kernel for this call", *reasons])
     if isinstance(error, torch.OutOfMemoryError):
         return f"out of memory: {text.removeprefix('CUDA out of memory. ')[:80]}"

@@ -17,8 +17,8 @@ __all__ = ["main"]
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code. words: the command line; None: the one that was typed."""
     try:
-        with _remembering_interrupts() as heard:
-            return _run(sys.argv[1:] if words is None else list(words), heard)
+        with _remembering_interrupts() as interrupts:
+            return _run(sys.argv[1:] if words is None else list(words), interrupts)
     except KeyboardInterrupt:  # also while something is imported
         sys.stderr.write("attemper: stopped\n")
         return 130
@@ -30,37 +30,37 @@ def _remembering_interrupts() -> Iterator[list[int]]:
 
     Modules in C that are being imported can swallow it, and whatever fails in its place is then of no interest.
     """
-    heard: list[int] = []
+    interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield heard
+        yield interrupts
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+        interrupts.append(number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
     try:
-        yield heard
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(words: list[str], heard: list[int]) -> int:
+def _run(words: list[str], interrupts: list[int]) -> int:
     from attemper.errors import AttemperError, first_line
     from attemper.lab.cli.commands import read
     from attemper.lab.cli.complaints import complain, missing_module
-    from attemper.lab.cli.progress_bar import told_on_terminal
+    from attemper.lab.cli.progress_bar import progress_on_terminal
     from attemper.lab.errors import StoppedError
 
     try:
         try:
             command = read(words)
-            with told_on_terminal():
+            with progress_on_terminal():
                 return command.run(words)
         except Exception as error:
-            if heard and not isinstance(error, StoppedError):
+            if interrupts and not isinstance(error, StoppedError):
                 raise KeyboardInterrupt from None
             raise
     except StoppedError as stopped:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.options import Data, Json, Number, Numbers, Suites, Text, Texts
+from attemper.lab.cli.options import Json, Numbers, Suites
+from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import console, print_json, say
+
+if TYPE_CHECKING:
+    from attemper.lab.tasks.base import Task
+    from attemper.lab.training.spec import RunSpec
 
 MOST_TRIED = 8
 
 
 @dataclass(frozen=True)
-class CheckCommand:
+class CheckCommand(PlanOptions):
     """Say whether a plan can be run, and what it stands for. Nothing is trained, and nothing is written.
 
     The plan is read, its data is opened, and recipes are put on the model and run forward and backward once, on two
@@ -25,76 +29,31 @@ class CheckCommand:
       attemper plan check --recipes "dropkey(0.1)" "explicit(v={1e-4, 5e-4})" --seeds 3
     """
 
-    plan: File = None
-    """A plan file; otherwise the embedded comparison on digits, changed by the options."""
-    task: Text = None
-    """Such as digits, cifar10, folder:PATH."""
-    model: Text = None
-    """Such as vit-cifar, timm:vit_small_patch16_224."""
-    recipes: Texts = ()
-    """Recipes, each in quotes."""
-    seeds: Number = None
-    """How many seeds."""
-    epochs: Number = None
-    """Epochs of every run."""
-    batch_size: Number = None
-    """Images per step."""
     lr: Numbers = ()
     """Learning rates."""
-    augment: Text = None
-    """Augmentations joined by '+'."""
     evaluate: Suites = ""
     all: bool = False
     """Try every recipe on the model; otherwise, of more than eight, eight from the first to the last."""
-    data: Data = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        from attemper.lab.evaluation.runs import check_suites
-        from attemper.lab.study.fitting import refuse_misfits
         from attemper.lab.tasks.registry import open_task
-        from attemper.lab.training.check import check_run
-        from attemper.lab.training.spec import RunSpec
 
-        names = (
-            "plan",
-            "task",
-            "model",
-            "recipes",
-            "seeds",
-            "epochs",
-            "batch_size",
-            "lr",
-            "augment",
-            "evaluate",
-            "data",
-        )
-        plan = Compare(**{name: getattr(self, name) for name in names}).planned()
+        plan = self.planned()
         task = open_task(plan.task, self.data)
-
-        def check(spec: RunSpec) -> None:
-            check_suites(spec, task)
-            check_run(spec, task)
-
         runs = plan.runs(task.name)
         first = {run.recipe: run for run in reversed(runs)}
         recipes = list(reversed(first))
         tried = recipes if self.all else _spread(recipes)
-        refuse_misfits({recipe: first[recipe] for recipe in tried}, check, plan.model)
-        facts: dict[str, Any] = {
-            "task": task.name,
-            "model": plan.model,
-            "rows": len(plan.recipes),
-            "seeds": len(plan.seeds),
-        }
-        facts |= {"recipes": len(recipes), "tried": len(tried), "runs": len(runs), "epochs": plan.budget.epochs}
+        _try_out({recipe: first[recipe] for recipe in tried}, task, plan.model)
         if self.json:
+            facts = {"task": task.name, "model": plan.model, "rows": len(plan.recipes), "seeds": len(plan.seeds)}
+            facts |= {"recipes": len(recipes), "tried": len(tried), "runs": len(runs), "epochs": plan.budget.epochs}
             print_json({**facts, "notes": list(plan.notes)})
             return 0
-        where = console()
-        say(where, *(f"note: {note}" for note in plan.notes))
         say(
-            where,
+            console(),
+            *(f"note: {note}" for note in plan.notes),
             f"{plan.title or f'{plan.task} · {plan.model}'}: {len(recipes)} recipes × {len(plan.seeds)} seeds × "
             f"{len(plan.lr)} learning rates, {len(runs)} runs of {plan.budget.epochs} epochs.",
             f"Every recipe runs with {plan.model} on {task.name}."
@@ -102,6 +61,19 @@ class CheckCommand:
             else f"{len(tried)} of them were tried, and run with {plan.model} on {task.name}; --all tries every one.",
         )
         return 0
+
+
+def _try_out(runs: Mapping[str, RunSpec], task: Task, model: str) -> None:
+    """Raise unless every recipe runs on the model."""
+    from attemper.lab.evaluation.runs import check_suites
+    from attemper.lab.study.fitting import refuse_misfits
+    from attemper.lab.training.check import check_run
+
+    def check(spec: RunSpec) -> None:
+        check_suites(spec, task)
+        check_run(spec, task)
+
+    refuse_misfits(runs, check, model)
 
 
 def _spread(recipes: Sequence[str]) -> list[str]:

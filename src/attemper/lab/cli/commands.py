@@ -63,9 +63,9 @@ COMMANDS: Mapping[str, str | Group] = {
 """Module and class of every command, in the order of the help; the modules lie beside this one."""
 
 
-def load(where: str) -> Any:
+def load(target: str) -> Any:
     """The class of a command."""
-    module, _, name = where.partition(":")
+    module, _, name = target.partition(":")
     return getattr(importlib.import_module(f"attemper.lab.cli.{module}"), name)
 
 

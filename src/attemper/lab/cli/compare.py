@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.cli.options import (
     Accept,
     Change,
     Costs,
-    Data,
     Json,
     Keep,
     Number,
@@ -26,11 +22,11 @@ from attemper.lab.cli.options import (
     Real,
     Suites,
     Text,
-    Texts,
     Trackers,
     Until,
     Writable,
 )
+from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
 from attemper.lab.folders import study_folder
 
@@ -39,15 +35,9 @@ if TYPE_CHECKING:
     from attemper.lab.study.settings import Settings
     from attemper.lab.study.summary import Summary
 
-OF_THE_BUDGET = (
-    "epochs", "batch_size", "augment", "init", "freeze", "layer_decay", "optimizer", "warmup_epochs", "validation",
-)  # fmt: skip
-"""Options that are settings of a plan's budget, under the same names."""
-File = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[PLAN]", help_behavior_hint="")]
-
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(PlanOptions):
     """Compare recipes on one task: accuracy over seeds, whether differences are real, and what each recipe costs.
 
     Without anything it compares eight recipes on handwritten digits, in about three minutes on two cores. For other
@@ -72,22 +62,8 @@ class Compare:
       torchrun --nproc-per-node 4 -m attemper compare plan.yaml
     """
 
-    plan: File = None
-    """A plan file; otherwise the embedded comparison on digits, changed by the options."""
     folder: Writable = None
     """Where results are kept; otherwise runs/ and the names of task and model."""
-    task: Text = None
-    """Such as digits, cifar10, folder:PATH, csv:FILE, audio:PATH, wds:PATH, hf:NAME, timm:NAME, MODULE:FUNCTION."""
-    model: Text = None
-    """Such as vit-cifar, "timm:vit_tiny_patch16_224(pretrained=true)", hf:OWNER/NAME, MODULE:FUNCTION."""
-    recipes: Texts = ()
-    """Recipes to compare, each in quotes; 'none' is always among them."""
-    seeds: Number = None
-    """How many seeds."""
-    epochs: Number = None
-    """Epochs of every run."""
-    batch_size: Number = None
-    """Samples per step."""
     init: Text = None
     """Weights to fine-tune: a .safetensors or .pt file, or the folder of a finished run."""
     keep_head: bool = False
@@ -106,8 +82,6 @@ class Compare:
     """Share of the training set that is held out to choose epochs and configurations."""
     lr: Numbers = ()
     """Learning rates; of several, each recipe gets the one that is best on validation."""
-    augment: Text = None
-    """Augmentations joined by '+', such as crop-flip+mixup(0.8)."""
     probe_every: Number = None
     """Look at attention every so many steps, and show its entropy over training; results stay the same."""
     evaluate: Suites = ""
@@ -117,8 +91,7 @@ class Compare:
     max_seeds: Number = None
     """With --until decided: no recipe gets more; otherwise 40."""
     track: Trackers = ()
-    data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     no_costs: Costs = False
     change_plan: Change = False
     accept_versions: Accept = False
@@ -134,7 +107,7 @@ class Compare:
             plan,
             self.folder or folder_of(plan),
             words=words,
-            where=self.where,
+            execution=self.execution,
             data=self.data,
             costs=not self.no_costs,
             change_plan=self.change_plan,
@@ -144,50 +117,14 @@ class Compare:
             parallel=self.parallel,
         )
 
-    def planned(self) -> Plan:
-        """The plan of the file, changed by what the command line says; or one that suits what it says."""
-        from attemper.lab.study.defaults import completed, missed
-
-        if self.plan is None:
-            return completed(self._merged({}), self.data)
-        plan = self.changed(given_plan(self.plan))
-        return dataclasses.replace(plan, notes=(*plan.notes, *missed(plan, self.data)))
-
-    def changed(self, given: Mapping[str, Any]) -> Plan:
-        """A plan with what the command line says in the place of what it said."""
-        from attemper.lab.study.plan import Plan
-
-        return Plan.from_dict(self._merged(given))
-
     def _merged(self, given: Mapping[str, Any]) -> dict[str, Any]:
         from attemper.lab.call_syntax import parse_call, render_call
-        from attemper.lab.evaluation.suites import split_suites
 
-        said: dict[str, Any] = {"task": self.task, "model": self.model, "recipes": list(self.recipes)}
-        said |= {"seeds": self.seeds, "lr": list(self.lr), "evaluate": split_suites(self.evaluate)}
-        said["keep"] = self.keep
-        said |= {"margin": self.margin, "until": self.until, "max_seeds": self.max_seeds}
-        said = {name: value for name, value in said.items() if value not in (None, [])}
+        merged = super()._merged(given)
         if self.size is not None:
-            name, options = parse_call(str(self.task or given.get("task", "digits")))
-            said["task"] = render_call(name, {**options, "size": self.size})
-        budget = {name: getattr(self, name) for name in OF_THE_BUDGET if getattr(self, name) is not None}
-        budget |= {"keep_head": True} if self.keep_head else {}
-        whole = {**given, **said, "budget": {**given.get("budget", {}), **budget}}
-        if self.plan is None and (said or budget):
-            whole.pop("title", None)
-        if self.lr:
-            whole["budget"].pop("lr", None)
-        if self.recipes:  # published figures belong to rows of the plan's own
-            whole.pop("published", None)
-        return whole
-
-
-def given_plan(file: Path) -> dict[str, Any]:
-    """What a plan file says."""
-    from attemper.lab.study.planfile import load_plan
-
-    return load_plan(file, pipes=True).to_dict()
+            name, options = parse_call(str(merged.get("task", "digits")))
+            merged["task"] = render_call(name, {**options, "size": self.size})
+        return merged
 
 
 def folder_of(plan: Plan) -> Path:
@@ -200,7 +137,7 @@ def carry_out(
     folder: Path,
     *,
     words: Sequence[str],
-    where: Where,
+    execution: ExecutorOptions,
     data: Path | None,
     costs: bool,
     change_plan: bool,
@@ -219,26 +156,26 @@ def carry_out(
     from attemper.lab.training.leaving import ending_as, interrupted_by, noting
     from attemper.lab.training.ranks import joined
 
-    told: list[int] = []
+    signals: list[int] = []
     with (
-        ending_as(told),
+        ending_as(signals),
         joined(parallel) as ranks,
-        (interrupted_by if ranks.alone else noting)(signal.SIGTERM, into=told),
+        (interrupted_by if ranks.alone else noting)(signal.SIGTERM, into=signals),
     ):
         screen = console(json=json, quiet=not ranks.main)
         summary = compare(
             plan,
             folder,
-            executor=where.make(),
+            executor=execution.make(),
             root=data,
             view=make_view(screen),
             costs=costs,
             change_plan=change_plan,
             command=command_line(words),
             settings=settings,
-            attempts=where.attempts,
+            attempts=execution.attempts,
             accept_versions=accept_versions,
-            stop=lambda: bool(told),
+            stop=lambda: bool(signals),
         )
         if ranks.main:
             report = write_report(summary, folder / "report.html")

@@ -32,9 +32,9 @@ def complain(text: str) -> None:
     lines = [_line(line) for line in text.splitlines()] or [""]
     if len(lines) > MOST_LINES:
         lines = [*lines[:MOST_LINES], f"… and {len(lines) - MOST_LINES:,} more lines"]
-    told = "attemper: " + "\n".join(lines) + "\n"
+    message = "attemper: " + "\n".join(lines) + "\n"
     encoding = sys.stderr.encoding or "utf-8"
-    sys.stderr.write(told.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stderr.write(message.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _line(text: str) -> str:

@@ -14,7 +14,7 @@ import tyro
 from attemper.errors import NoSiteError, ParameterError
 from attemper.files import WEIGHTS
 from attemper.lab.cli.diagnosis_files import check_out, write_all
-from attemper.lab.cli.options import Json, Number, Of, Text, Writable
+from attemper.lab.cli.options import Json, Number, Of, Text, Writable, option
 from attemper.lab.cli.printing import command_line, console, print_json, say
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+RECIPE = (
+    "Applied to the model before it is looked at; cb, graying and skipless act in eval mode. Otherwise that of a run, "
+    "or none."
+)
+JACOBIAN_LIMIT = (
+    "Tokens × channels above which of a Jacobian only the largest singular value is computed; otherwise 4096 on a CPU "
+    "and 25000 on a GPU."
+)
 DEFAULT_SIZE, DEFAULT_CLASSES = 32, 1000
 
 NO_WEIGHTS = "random weights"
@@ -71,9 +79,7 @@ class Diagnose:
     images: Folder
     """A folder with images, at any depth."""
     of: Of = None
-    recipe: Text = None
-    """Applied to the model before it is looked at; cb, graying and skipless act in eval mode. Otherwise that of a run,
-    or none."""
+    recipe: Annotated[str | None, option(RECIPE, "TEXT")] = None
     checkpoint: Writable = None
     """Weights, as .safetensors or as a state dict that torch saved."""
     beside: Writable = None
@@ -82,9 +88,7 @@ class Diagnose:
     """Where files are written."""
     probes: tuple[str, ...] = ("entropy", "distance", "logits", "sinks", "twins", "conditioning")
     """Which of entropy, distance, logits, sinks, twins, conditioning, smoothing, jacobian."""
-    jacobian_limit: Number = None
-    """Tokens × channels above which of a Jacobian only the largest singular value is computed; otherwise 4096 on a CPU
-    and 25000 on a GPU."""
+    jacobian_limit: Annotated[int | None, option(JACOBIAN_LIMIT, "N")] = None
     query: str = "class"
     """Whose attention is drawn: 'class', or row and column of a patch such as 3,4."""
     most: int = 16
@@ -109,7 +113,7 @@ class Diagnose:
 
         query = read_query(self.query)
         check_out(self.out, self._of())
-        where, device = console(json=self.json), choose_device(self.device)
+        screen, device = console(json=self.json), choose_device(self.device)
         self._check()
         subject = self._subject()
         images = read_images(self.images, subject.size, self.most)
@@ -120,11 +124,11 @@ class Diagnose:
         tables = {}
         for label, each in models.items():
             found = attemper.diagnose(
-                each, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(where, line)
+                each, inputs, self.probes, jacobian_limit=self.jacobian_limit, log=lambda line: say(screen, line)
             )
             random = label == NO_WEIGHTS
-            told, untrained = RANDOM if random else label, random or found.untrained
-            tables[label] = dataclasses.replace(found, weights=told, untrained=untrained)
+            weights, untrained = RANDOM if random else label, random or found.untrained
+            tables[label] = dataclasses.replace(found, weights=weights, untrained=untrained)
         table = next(iter(tables.values()))
         beside = compare_tables(tables) if len(tables) > 1 else None
         notes = [images.warning] if images.warning else []
@@ -132,8 +136,8 @@ class Diagnose:
         notes += shown
         about = self._about(subject, images, words, notes)
         written = write_all(self.out, table, drawn, about, self._of(), beside)
-        say(where, str(table), *(["", str(beside)] if beside else []), *(f"note: {note}" for note in notes))
-        say(where, "", f"Written: {written}")
+        say(screen, str(table), *(["", str(beside)] if beside else []), *(f"note: {note}" for note in notes))
+        say(screen, "", f"Written: {written}")
         if self.json:
             plain = table.to_dict() | {"images": list(images.names), "skipped": list(images.skipped)}
             print_json(plain | ({"beside": beside.to_dict()} if beside else {}))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from attemper.errors import ParameterError, quoted
-from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.options import Data, Json, Number, Points, Text, Texts, Workers, option
+from attemper.lab.cli.options import Json, Number, Points, Text, Workers, option
+from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import console, print_json, say
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 GIB = 1024**3
 MOST_GPUS = 1_000_000
 MOST_STEPS = 1_000_000
+IMAGES = (
+    "In place of a task: so many made-up training images, and a twenty-fifth of that to test on; noise, or with boxes "
+    "for a plan on boxes."
+)
 PILOT = (
     "With --difference: a study's folder, summary.json or page that shows how far the differences of seeds are apart; "
     "otherwise what is known of the task."
@@ -31,7 +35,7 @@ PILOT = (
 
 
 @dataclass(frozen=True)
-class EstimateCommand:
+class EstimateCommand(PlanOptions):
     """Tell how many hours and how much memory a plan will take, from some measured steps of every recipe.
 
     The steps are made in as many processes at once as there would be workers. Without data, --images measures on noise:
@@ -44,25 +48,7 @@ class EstimateCommand:
       attemper plan estimate --images 1281167 --image-size 224 --model timm:vit_small_patch16_224 --epochs 300
     """
 
-    plan: File = None
-    """A plan file; otherwise the embedded comparison on digits, changed by the options."""
-    task: Text = None
-    """Such as digits, cifar10, folder:PATH."""
-    model: Text = None
-    """Such as vit-cifar, timm:vit_small_patch16_224."""
-    recipes: Texts = ()
-    """Recipes, each in quotes."""
-    seeds: Number = None
-    """How many seeds."""
-    epochs: Number = None
-    """Epochs of every run."""
-    batch_size: Number = None
-    """Images per step."""
-    augment: Text = None
-    """Augmentations joined by '+'."""
-    images: Number = None
-    """In place of a task: so many made-up training images, and a twenty-fifth of that to test on; noise, or with boxes
-    for a plan on boxes."""
+    images: Annotated[int | None, option(IMAGES, "N")] = None
     image_size: int = 224
     """With --images: their side in pixels."""
     classes: int = 1000
@@ -77,7 +63,6 @@ class EstimateCommand:
     difference: Points = None
     """Also tell how many seeds, and how long, it takes to see a difference of so many points in 80 of 100 studies."""
     pilot: Annotated[Path | None, option(PILOT, "STUDY")] = None
-    data: Data = None
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -87,7 +72,7 @@ class EstimateCommand:
 
         if not 1 <= self.steps <= MOST_STEPS:
             raise ParameterError(f"--steps is {self.steps}; it must be from 1 to {MOST_STEPS:,}.")
-        numbers, plan, screen = read_numbers(self.gpus), self._plan(), console(json=self.json)
+        numbers, plan, screen = read_numbers(self.gpus), self.planned(), console(json=self.json)
         spread = self._spread(plan)
         self._check(plan)
         say(screen, *(f"note: {note}" for note in plan.notes))
@@ -116,26 +101,15 @@ class EstimateCommand:
             raise ParameterError(f"--difference is {self.difference:g}; it must be a number of points above 0.")
         return spread_of(self.pilot, self.data) if self.pilot is not None else known_spread(plan.task)
 
-    def _plan(self) -> Plan:
+    def planned(self) -> Plan:
+        """The plan, with a task of made-up images where these were asked for, and with a teacher that needs no file."""
         from attemper.lab.training.teacher import with_untrained_teacher
 
-        task = self.task
         if self.images is not None:
             if self.task is not None:
                 raise ParameterError("--task and --images both say what is learnt from; give one of them.")
-            task = self._stand_in(self.images)
-        changes = Compare(
-            plan=self.plan,
-            task=task,
-            model=self.model,
-            recipes=self.recipes,
-            seeds=self.seeds,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            augment=self.augment,
-            data=self.data,
-        )
-        plan = changes.planned()
+            return dataclasses.replace(self, task=self._stand_in(self.images), images=None).planned()
+        plan = super().planned()
         return dataclasses.replace(plan, budget=with_untrained_teacher(plan.budget))
 
     def _stand_in(self, images: int) -> str:

@@ -67,14 +67,14 @@ class Evaluate:
         from attemper.lab.study.winner import find_run
         from attemper.lab.training.loop import choose_device
 
-        where, device = console(json=self.json), choose_device(self.device)
+        screen, device = console(json=self.json), choose_device(self.device)
         folder = find_run(self.run_folder, self.of)
         finished = load_run(folder, root=self.data, device=device)
         if has_own_metrics(finished):
-            return self._task_metrics(finished, folder, where)
+            return self._task_metrics(finished, folder, screen)
         others = self._test_sets(finished)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+        with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
             line = bar.add_task(finished.spec.recipe, total=1.0)
             found = evaluate(
                 finished.model,
@@ -86,26 +86,26 @@ class Evaluate:
                 progress=lambda share: bar.update(line, completed=share),
             )
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
-        page = self._write(found, folder, _page(found), where)
-        say(where, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
-        show_evaluation(where, found)
-        _show_test_sets(where, found)
-        self._end(found, page, where)
+        page = self._write(found, folder, _page(found), screen)
+        say(screen, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
+        show_evaluation(screen, found)
+        _show_test_sets(screen, found)
+        self._end(found, page, screen)
         return 0
 
-    def _task_metrics(self, finished: FinishedRun, folder: Path, where: Any) -> int:
+    def _task_metrics(self, finished: FinishedRun, folder: Path, screen: Any) -> int:
         """The task's own metrics, for runs that are no classifiers of images."""
         from attemper.lab.cli.task_metrics import lines, page_of, refuse_suites, task_metrics
 
         names = ("suites", "imagenet_v2", "imagenet_a", "imagenet_r", "real", "real_labels", "wordnet")
         refuse_suites(finished, {name: getattr(self, name) for name in names}, DEFAULT_SUITES)
         found = {"spec": finished.spec.to_dict(), **task_metrics(finished)}
-        page = self._write(found, folder, page_of(found), where)
-        say(where, *lines(found))
-        self._end(found, page, where)
+        page = self._write(found, folder, page_of(found), screen)
+        say(screen, *lines(found))
+        self._end(found, page, screen)
         return 0
 
-    def _write(self, found: dict[str, Any], folder: Path, html: str, where: Any) -> Path:
+    def _write(self, found: dict[str, Any], folder: Path, html: str, screen: Any) -> Path:
         """The figures and their page, into the run's folder."""
         from attemper.files import atomic_write
         from attemper.lab.folders import folder_errors
@@ -113,13 +113,13 @@ class Evaluate:
         path, page = (folder / f"evaluation.{ending}" for ending in ("json", "html"))
         with folder_errors(path):
             for kept in _keep_other(found, path, page):
-                say(where, f"note: an evaluation of other things was there; it is now {kept}")
+                say(screen, f"note: an evaluation of other things was there; it is now {kept}")
             atomic_write(path, json_module.dumps(found, indent=1, allow_nan=False) + "\n")
             atomic_write(page, html)
         return page
 
-    def _end(self, found: dict[str, Any], page: Path, where: Any) -> None:
-        say(where, f"Page: {page}")
+    def _end(self, found: dict[str, Any], page: Path, screen: Any) -> None:
+        say(screen, f"Page: {page}")
         if self.json:
             print_json(found)
 
@@ -196,35 +196,34 @@ def _page(found: dict[str, Any]) -> str:
 
 def _facts(found: Mapping[str, Any]) -> str:
     """Accuracy with the interval that so many test images leave, whatever the seed."""
-    from attemper.lab.report.markup import escape
+    from attemper.lab.report.markup import facts
     from attemper.lab.study.statistics import share_interval
 
     accuracy, images = found.get("accuracy"), found.get("images")
     if accuracy is None or not images:
         return ""
     low, high = share_interval(accuracy, images)
-    facts = {
+    shown = {
         "Accuracy": f"{100 * accuracy:.2f} %",
         "95 % interval, of the test sample": f"{100 * low:.2f} to {100 * high:.2f} %",
         "Test images": f"{images:,}",
         "Seed": str(found["spec"]["seed"]),
     }
-    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
-    return f'<dl class="facts">{items}</dl>'
+    return facts(shown)
 
 
-def show_evaluation(where: Any, found: dict[str, Any]) -> None:
+def show_evaluation(screen: Any, found: dict[str, Any]) -> None:
     """The figures of one evaluation, for people."""
     from attemper.lab.study.evaluations import evaluation_table
 
     table = evaluation_table(_summary(found))
     if table is not None:
-        where.print(table)
+        screen.print(table)
 
 
-def _show_test_sets(where: Any, found: dict[str, Any]) -> None:
+def _show_test_sets(screen: Any, found: dict[str, Any]) -> None:
     for other in found["test_sets"]:
         skipped = other["skipped"]
         names = f" ({', '.join(skipped['files'])}{', …' if skipped['count'] > len(skipped['files']) else ''})"
-        told = f"; {skipped['count']} could not be decoded{names}" if skipped["count"] else ""
-        say(where, f"{other['name']}: accuracy {100 * other['accuracy']:.2f} % on {other['images']} images{told}")
+        undecoded = f"; {skipped['count']} could not be decoded{names}" if skipped["count"] else ""
+        say(screen, f"{other['name']}: accuracy {100 * other['accuracy']:.2f} % on {other['images']} images{undecoded}")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from attemper.errors import ParameterError
-from attemper.lab.cli.options import Number, Text, Workers
+from attemper.lab.cli.options import Number, Text, Workers, option
 
 if TYPE_CHECKING:
     from attemper.lab.study.executor import Executor
 
+PER_RUN = (
+    'With --executor ray: what a run takes, such as "cpus=2,gpus=0.25,memory=8" (GiB); otherwise a core, and a GPU '
+    "where there are any."
+)
+
 
 @dataclass(frozen=True)
-class Where:
+class ExecutorOptions:
     """Where the runs are done."""
 
     executor: Literal["processes", "ray"] = "processes"
@@ -21,9 +26,7 @@ class Where:
     workers: Workers = None
     per_gpu: Number = None
     """Runs side by side on one GPU; otherwise as many as fit, once the first has shown what it takes."""
-    per_run: Text = None
-    """With --executor ray: what a run takes, such as "cpus=2,gpus=0.25,memory=8" (GiB); otherwise a core, and a GPU
-    where there are any."""
+    per_run: Annotated[str | None, option(PER_RUN, "TEXT")] = None
     address: Text = None
     """With --executor ray: HOST:PORT of the cluster's head; otherwise RAY_ADDRESS, else the cluster of this machine."""
     attempts: Number = None

@@ -62,9 +62,9 @@ class Experiment:
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
-        where = console(json=self.json)
+        screen = console(json=self.json)
         if self.name is None:
-            where.print(_listing())
+            screen.print(_listing())
             return 0
         from attemper.lab.experiments.catalogue import find_experiment
         from attemper.lab.experiments.running import asked, run_experiment
@@ -85,7 +85,7 @@ class Experiment:
         models = {"VIT": self.vit, "MIXER": self.mixer, "RESNET": self.resnet}
         check_out(self.out, self.name, asked(experiment, task, budget, models))
         notes = [f"note: {note}" for note in schedule_notes(budget)]
-        say(where, experiment.title, f"In the paper: {experiment.expected}", *notes, "")
+        say(screen, experiment.title, f"In the paper: {experiment.expected}", *notes, "")
         found = run_experiment(
             self.name,
             task,
@@ -98,9 +98,9 @@ class Experiment:
             device=self.device,
             jobs=self.jobs,
             data=self.data,
-            log=lambda line: say(where, line),
+            log=lambda line: say(screen, line),
         )
-        say(where, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")
+        say(screen, "", *markdown(found).splitlines(), "", f"Written: {write(found, self.out)}")
         if self.json:
             print_json(found)
         return 0
@@ -131,8 +131,8 @@ def check_out(out: Path, name: str, asked: dict[str, Any]) -> None:
     found, wanted = _flat(read_object(read_bytes(paths[0])) if paths[0].is_file() else {}), _flat(asked)
     other = next((what for what, value in wanted.items() if found.get(what) != value), None)
     if other is not None:
-        told = f"its {other} is {found[other]}, not {wanted[other]}" if other in found else "it is of no experiment"
-        raise ParameterError(f"{there[0]} is there already, and {told}. Choose another folder with --out.")
+        reason = f"its {other} is {found[other]}, not {wanted[other]}" if other in found else "it is of no experiment"
+        raise ParameterError(f"{there[0]} is there already, and {reason}. Choose another folder with --out.")
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,19 +50,19 @@ class ExportModel:
         ]  # fmt: skip
         if not any(path for path, _ in wanted):
             raise ParameterError("Say what to write: --onnx FILE, --torch-export FILE, --safetensors FILE.")
-        where = console()
+        screen = console()
         trained = load_trained(find_run(self.run_folder, self.of))
-        say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        say(screen, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
         for path, export in wanted:
             if path is not None:
                 with folder_errors(path):
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    told = export(trained, path)
-                say(where, f"Written: {path} ({told})")
-        self._say_inputs(trained)
+                    about = export(trained, path)
+                say(screen, f"Written: {path} ({about})")
+        self._print_inputs(trained)
         return 0
 
-    def _say_inputs(self, trained: Trained) -> None:
+    def _print_inputs(self, trained: Trained) -> None:
         inputs = trained.inputs
         mean, deviation = (", ".join(f"{value:.4f}" for value in each) for each in (inputs.mean, inputs.deviation))
         size = f"{inputs.channels} × {inputs.height} × {inputs.width}"

@@ -38,7 +38,7 @@ class Methods:
         if self.json:
             print_json([_facts(method) for method in chosen])
         elif self.name is not None:
-            _tell(chosen[0])
+            _print_method(chosen[0])
         else:
             from rich.table import Table
 
@@ -65,9 +65,9 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _tell(method: Any) -> None:
+def _print_method(method: Any) -> None:
     facts = _facts(method)
-    where = console()
-    say(where, f"{method.name}: {method.summary}", f"{method.paper.title}, {method.paper.venue}", "")
-    say(where, inspect.cleandoc(method.__doc__), "")
-    say(where, "Defaults: " + ", ".join(f"{name}={value}" for name, value in facts["parameters"].items()))
+    screen = console()
+    say(screen, f"{method.name}: {method.summary}", f"{method.paper.title}, {method.paper.venue}", "")
+    say(screen, inspect.cleandoc(method.__doc__), "")
+    say(screen, "Defaults: " + ", ".join(f"{name}={value}" for name, value in facts["parameters"].items()))

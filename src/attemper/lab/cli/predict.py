@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 SHOWN = 20
 """Images whose prediction is printed; the file has all."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ class Predict:
                 raise ParameterError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}."
                 )
-        where = console(json=self.json)
+        screen = console(json=self.json)
         files = image_files(self.images)
         trained = load_trained(find_run(self.run_folder, self.of), choose_device(self.device))
-        say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        say(screen, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
         if trained.inputs.numbers:
             from attemper.lab.cli.predicted_masks import write_masks
 
@@ -82,7 +81,7 @@ class Predict:
         found: list[tuple[str, list[float]]] = []
         skipped: list[str] = []
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
+        with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
             line = bar.add_task("predicting", total=len(files))
             for names, bad, probabilities in predictions(trained, self.images, files, self.batch_size):
                 found += zip(names, probabilities.tolist(), strict=True)
@@ -94,12 +93,12 @@ class Predict:
         if self.out is not None:
             with folder_errors(self.out):
                 atomic_write(self.out, to_csv(found, classes))
-        self._show(where, found, classes)
+        self._show(screen, found, classes)
         if skipped:
             more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-            say(where, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
+            say(screen, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
         if self.out is not None:
-            say(where, f"Written: {self.out}")
+            say(screen, f"Written: {self.out}")
         if self.json:
             print_json(
                 {
@@ -114,7 +113,7 @@ class Predict:
             )
         return 0
 
-    def _show(self, where: Any, found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> None:
+    def _show(self, screen: Any, found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> None:
         from rich.markup import escape
         from rich.table import Table
 
@@ -122,10 +121,10 @@ class Predict:
         for name, row in found[:SHOWN]:
             order = sorted(range(len(row)), key=lambda at: -row[at])[: self.top]
             table.add_row(escape(name), escape(", ".join(f"{classes[at]} {100 * row[at]:.1f} %" for at in order)))
-        where.print(table)
+        screen.print(table)
         if len(found) > SHOWN:
             rest = f"{len(found) - SHOWN:,} more"
-            say(where, f"… and {rest}" + ("" if self.out or self.json else "; --out FILE.csv writes all of them"))
+            say(screen, f"… and {rest}" + ("" if self.out or self.json else "; --out FILE.csv writes all of them"))
 
 
 def best(row: Sequence[float], classes: Sequence[str]) -> tuple[str, float]:
@@ -165,15 +164,13 @@ def predictions(
 
 def to_csv(found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> str:
     """One line per image. A text that a spreadsheet would take for a formula has an apostrophe before it."""
+    from attemper.lab.study.export import harmless
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", "probability", *map(_harmless, classes)])
+    writer.writerow(["file", "label", "probability", *map(harmless, classes)])
     for name, row in found:
         label, probability = best(row, classes)
         shares = [f"{value:.6f}" for value in (probability, *row)]
-        writer.writerow([_harmless(name), _harmless(label), *shares])
+        writer.writerow([harmless(name), harmless(label), *shares])
     return text.getvalue()
-
-
-def _harmless(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text

@@ -24,11 +24,11 @@ def write_masks(
     """Predict every image, write its mask below `out`, and say which classes take most of it."""
     from rich.progress import track
 
-    where, classes = console(json=json), trained.inputs.classes
+    screen, classes = console(json=json), trained.inputs.classes
     _check_names(folder, files, out)
     found: list[tuple[str, list[float]]] = []
     skipped: list[str] = []
-    for file in track(files, "predicting", console=where, transient=True, disable=not where.is_terminal):
+    for file in track(files, "predicting", console=screen, transient=True, disable=not screen.is_terminal):
         name = file.relative_to(folder).as_posix()
         try:
             mask = predict_mask(trained, file)
@@ -41,14 +41,14 @@ def write_masks(
         found.append((name, (counts / counts.sum()).tolist()))
     if not found:
         raise UnreadableError(f"None of the {len(skipped)} images in '{folder}' can be decoded.")
-    _show(where, found, classes, max(top, MOST_SHOWN))
+    _show(screen, found, classes, max(top, MOST_SHOWN))
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        say(where, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
+        say(screen, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
     if out is not None:
-        say(where, f"Written: {len(found):,} masks below {out}")
+        say(screen, f"Written: {len(found):,} masks below {out}")
     else:
-        say(where, "--out FOLDER writes the masks")
+        say(screen, "--out FOLDER writes the masks")
     if json:
         shares = [{"file": name, "shares": dict(zip(classes, row, strict=True))} for name, row in found]
         about = {"run": str(trained.path.parent), "recipe": trained.spec.recipe, "classes": list(classes)}
@@ -113,7 +113,7 @@ def write_mask(path: Path, mask: Tensor, numbers: Sequence[int]) -> None:
         atomic_write(path, data.getvalue())
 
 
-def _show(where: Any, found: Sequence[tuple[str, list[float]]], classes: Sequence[str], most: int) -> None:
+def _show(screen: Any, found: Sequence[tuple[str, list[float]]], classes: Sequence[str], most: int) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -121,6 +121,6 @@ def _show(where: Any, found: Sequence[tuple[str, list[float]]], classes: Sequenc
     for name, row in found[:SHOWN]:
         order = sorted((at for at in range(len(row)) if row[at]), key=lambda at: -row[at])[:most]
         table.add_row(escape(name), escape(", ".join(f"{classes[at]} {100 * row[at]:.1f} %" for at in order)))
-    where.print(table)
+    screen.print(table)
     if len(found) > SHOWN:
-        say(where, f"… and {len(found) - SHOWN:,} more")
+        say(screen, f"… and {len(found) - SHOWN:,} more")

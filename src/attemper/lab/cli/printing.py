@@ -23,12 +23,12 @@ def console(*, json: bool = False, quiet: bool = False) -> Console:
     return Console(stderr=json, highlight=False, quiet=quiet)
 
 
-def say(where: Console, *lines: str) -> None:
+def say(screen: Console, *lines: str) -> None:
     """Lines as they are, without markup, and without breaking what was meant as one."""
     from rich.text import Text
 
     for line in lines:
-        where.print(Text(line), soft_wrap=True)
+        screen.print(Text(line), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -41,23 +41,23 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(["attemper", *words])
 
 
-def show_summary(where: Console, summary: dict[str, Any], report: Path | None) -> None:
+def show_summary(screen: Console, summary: dict[str, Any], report: Path | None) -> None:
     """The final table of a study, its verdict, and where the page is."""
     from attemper.lab.study.beside_table import beside_lines, beside_table
     from attemper.lab.study.evaluations import evaluation_table
     from attemper.lab.study.live import summary_table
 
-    where.print()
+    screen.print()
     for caution in summary.get("cautions", ()):
-        say(where, f"! {caution}")
-    where.print(summary_table(summary))
+        say(screen, f"! {caution}")
+    screen.print(summary_table(summary))
     if found := evaluation_table(summary):
-        where.print()
-        where.print(found)
+        screen.print()
+        screen.print(found)
     if beside := beside_table(summary):
-        where.print()
-        where.print(beside)
-        say(where, *beside_lines(summary))
-    say(where, "", summary["verdict"], *(f"note: {note}" for note in summary["notes"]))
+        screen.print()
+        screen.print(beside)
+        say(screen, *beside_lines(summary))
+    say(screen, "", summary["verdict"], *(f"note: {note}" for note in summary["notes"]))
     if report is not None:
-        say(where, "", f"Report: {report}")
+        say(screen, "", f"Report: {report}")

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 class PreparationBar:
     """Listens to tasks. The bar is there while a step is under way and at no other time."""
 
-    def __init__(self, where: Console) -> None:
-        self._where = where
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
         self._bar: Progress | None = None
-        self._said: set[str] = set()
+        self._shown: set[str] = set()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        if not self._where.is_terminal:
+        if not self._screen.is_terminal:
             return
         if self._bar is None:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._where, transient=True)
+            self._bar = Progress(*columns, console=self._screen, transient=True)
             self._bar.start()
             self._bar.add_task(what, total=total)
         self._bar.update(self._bar.task_ids[0], completed=done)
@@ -36,9 +36,9 @@ class PreparationBar:
             self.end()
 
     def note(self, text: str) -> None:
-        if text not in self._said:
-            say(self._where, f"note: {text}")
-        self._said.add(text)
+        if text not in self._shown:
+            say(self._screen, f"note: {text}")
+        self._shown.add(text)
 
     def end(self) -> None:
         """Take the bar away, wherever it stands."""
@@ -48,7 +48,7 @@ class PreparationBar:
 
 
 @contextmanager
-def told_on_terminal() -> Iterator[None]:
+def progress_on_terminal() -> Iterator[None]:
     """Context manager: inside it, tasks show their progress on standard error; standard output stays clean."""
     from attemper.lab.tasks.notifications import listening
 

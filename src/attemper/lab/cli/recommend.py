@@ -7,12 +7,18 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from attemper.lab.cli.compare import Compare, File
-from attemper.lab.cli.executor_options import Where
-from attemper.lab.cli.options import Data, Json, Number, Numbers, Points, Text, Texts, Writable
+from attemper.lab.cli.compare import Compare
+from attemper.lab.cli.executor_options import ExecutorOptions
+from attemper.lab.cli.options import Data, Json, Number, Numbers, Points, Text, Writable, option
+from attemper.lab.cli.plan_options import File
 from attemper.lab.cli.printing import command_line, console, print_json, say, show_summary
+
+EXPLORED = (
+    "What is explored: dropkey, dropattention, hardmask, blur, explicit, cb, graying (these by default), drophead, "
+    "droppath, ffdropout with their strengths; or recipes and grids in quotes, of which the learning rate is tried."
+)
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,7 @@ class Recommend:
     """Such as digits, cifar10, folder:PATH."""
     model: Text = None
     """Such as vit-cifar, timm:vit_tiny_patch16_224."""
-    recipes: Texts = ()
-    """What is explored: dropkey, dropattention, hardmask, blur, explicit, cb, graying (these by default), drophead,
-    droppath,
-    ffdropout with their strengths; or recipes and grids in quotes, of which the learning rate is tried."""
+    recipes: Annotated[tuple[str, ...], option(EXPLORED, "TEXT …")] = ()
     epochs: Number = None
     """Epochs of a whole run; trials begin with less."""
     batch_size: Number = None
@@ -58,7 +61,7 @@ class Recommend:
     """Augmentations joined by '+'."""
     margin: Points = None
     data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     json: Json = False
 
     def run(self, words: Sequence[str] = ()) -> int:
@@ -72,8 +75,8 @@ class Recommend:
 
         base = self._base()
         folder = self.folder or _folder_of(base)
-        screen, told = console(json=self.json), list[int]()
-        with ending_as(told), interrupted_by(signal.SIGTERM, into=told):
+        screen, how, signals = console(json=self.json), self.execution, list[int]()
+        with ending_as(signals), interrupted_by(signal.SIGTERM, into=signals):
             view = make_view(screen)
             try:
                 found = recommend(
@@ -81,8 +84,8 @@ class Recommend:
                     folder,
                     minutes=self.minutes,
                     recipes=self.recipes,
-                    workers=self.where.workers if self.where.executor == "processes" else None,
-                    executor=self.where.make() if self.where.executor == "ray" or self.where.per_gpu else None,
+                    workers=how.workers if how.executor == "processes" else None,
+                    executor=how.make() if how.executor == "ray" or how.per_gpu else None,
                     root=self.data,
                     view=view,
                     command=command_line(words),

@@ -10,7 +10,7 @@ import tyro
 
 from attemper.errors import ParameterError
 from attemper.lab.cli.compare import carry_out
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.cli.options import Accept, Data, Json, Number, Text, Writable
 from attemper.lab.cli.printing import console, print_json, say
 
@@ -52,7 +52,7 @@ class Reproduce:
     print_plan: bool = False
     """Print the plan, and do nothing."""
     data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     accept_versions: Accept = False
     json: Json = False
 
@@ -85,7 +85,7 @@ class Reproduce:
             plan,
             self.folder or Path("runs") / f"{table.key}-{self.scale}",
             words=words,
-            where=self.where,
+            execution=self.execution,
             data=self.data,
             costs=self.scale != "smoke",  # they would take longer than the runs
             change_plan=False,
@@ -94,8 +94,8 @@ class Reproduce:
         )
 
     def _changed(self, plan: dict[str, object]) -> dict[str, object]:
-        """The table's plan with what the command line says in its place, its settings told anew."""
+        """The table's plan with what the command line says in its place, its settings noted anew."""
         from attemper.lab.study.reference import with_changes
 
-        said = {"task": self.task, "model": self.model, "seeds": self.seeds, "epochs": self.epochs}
-        return with_changes(plan, {name: value for name, value in said.items() if value is not None})
+        changes = {"task": self.task, "model": self.model, "seeds": self.seeds, "epochs": self.epochs}
+        return with_changes(plan, {name: value for name, value in changes.items() if value is not None})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from attemper.errors import ParameterError
 from attemper.files import atomic_write
 from attemper.lab.cli.compare import carry_out, write_report
-from attemper.lab.cli.executor_options import Where
+from attemper.lab.cli.executor_options import ExecutorOptions
 from attemper.lab.cli.options import Accept, Costs, Data, Folder, Json, Studies, Writable
 from attemper.lab.cli.printing import command_line, console, print_json, say
 
@@ -88,7 +88,7 @@ class Resume:
 
     folder: Folder
     data: Data = None
-    where: Where = field(default_factory=Where)
+    execution: ExecutorOptions = field(default_factory=ExecutorOptions)
     no_costs: Costs = False
     accept_versions: Accept = False
     json: Json = False
@@ -101,7 +101,7 @@ class Resume:
             plan,
             self.folder,
             words=words,
-            where=self.where,
+            execution=self.execution,
             data=self.data,
             costs=not self.no_costs,
             change_plan=False,
@@ -171,7 +171,7 @@ class Report:
         from attemper.lab.report.many import render
         from attemper.lab.report.page import is_page
         from attemper.lab.study.many import overview
-        from attemper.lab.study.told import told
+        from attemper.lab.study.summary_files import read_summary
 
         if not self.studies:
             raise ParameterError("report needs at least one study: its folder, its summary.json or its page.")
@@ -180,7 +180,7 @@ class Report:
             raise ParameterError(f"{self.studies[0]} is no folder: say with --out where the page goes.")
         if self.out is not None or len(self.studies) > 1:
             refuse_foreign(path, is_page, "a page of Attemper")
-        summaries = [told(study, self.data) for study in self.studies]
+        summaries = [read_summary(study, self.data) for study in self.studies]
         if len(summaries) == 1:
             write_report(summaries[0], path)
         else:

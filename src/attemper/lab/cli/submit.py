@@ -144,7 +144,7 @@ class Work:
         from attemper.lab.training.devices import usable_device
         from attemper.lab.training.leaving import exit_code, noting
 
-        where = console()
+        screen = console()
         if self.device is not None:
             usable_device(self.device)
         study = Study(self.folder, root=self.data, accept_versions=self.accept_versions)
@@ -152,12 +152,14 @@ class Work:
         study.join()
         check_locks(study.claims.folder)
         torch.set_num_threads(cores())
-        with noting(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, say=_promise) as told:
-            study.work(stop=lambda: bool(told), device=self.device, log=lambda text: say(where, text), wait=False)
+        with noting(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, say=_promise) as signals:
+            study.work(stop=lambda: bool(signals), device=self.device, log=lambda text: say(screen, text), wait=False)
         status = status_of(study)
-        say(where, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running.")
-        if told and study.missing():
-            return LEFT_WORK if told[0] == signal.SIGUSR1 else exit_code(told[0])
+        say(
+            screen, f"{status.done} of {status.total} runs done, {status.failed} failed, {len(status.running)} running."
+        )
+        if signals and study.missing():
+            return LEFT_WORK if signals[0] == signal.SIGUSR1 else exit_code(signals[0])
         if not study.missing():
             study.sweep()
             summary = summarise(study, command=f"attemper study resume {self.folder.name}")

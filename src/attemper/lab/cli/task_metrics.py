@@ -69,7 +69,7 @@ def page_of(found: Mapping[str, Any]) -> str:
     """The page of one run."""
     from attemper.lab.report import by_class, confusion
     from attemper.lab.report.entries import entries
-    from attemper.lab.report.markup import escape
+    from attemper.lab.report.markup import facts
     from attemper.lab.report.page import page
     from attemper.lab.study.summary import details_over_seeds
 
@@ -77,12 +77,11 @@ def page_of(found: Mapping[str, Any]) -> str:
     row = {"name": spec["recipe"], "recipe": spec["recipe"], "details": details_over_seeds([dict(found)])}
     ranked = entries({"recipes": [row]})
     sections = [confusion.classes(ranked), by_class.by_class(ranked), by_class.pictures(ranked)]
-    facts = {name: _shown(name, value) for name, value in found["metrics"].items()}
-    facts |= {"test samples": f"{found['samples']:,}", "seed": str(spec["seed"])}
-    told = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    figures = {name: _shown(name, value) for name, value in found["metrics"].items()}
+    figures |= {"test samples": f"{found['samples']:,}", "seed": str(spec["seed"])}
     return page(
         f"{spec['recipe']} on {spec['task']} with {spec['model']}",
         [section for section in sections if section is not None],
-        head=f'<dl class="facts">{told}</dl>',
+        head=facts(figures),
         kicker="Attemper · evaluation of one run",
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json as json_module
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,9 @@ from attemper.lab.cli.printing import console, print_json, say
 from attemper.lab.training.spec import Budget, RunSpec
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attemper.lab.tasks.base import Task
     from attemper.lab.training.leaving import Leave
     from attemper.lab.training.ranks import Ranks
     from attemper.lab.training.tracking import Follower
@@ -65,46 +68,69 @@ class Train:
         from attemper.lab.training.ranks import joined
 
         numbers = [signal.SIGTERM] if self.folder is None else [signal.SIGTERM, signal.SIGINT]
-        with joined(self.parallel) as ranks, noting(*numbers, say=self._promise if ranks.main else None) as told:
+        with joined(self.parallel) as ranks, noting(*numbers, say=self._promise if ranks.main else None) as signals:
             try:
-                self._train(ranks, told)
+                self._train(ranks, signals)
                 return 0
             except Leave as leave:
                 left = leave
         if ranks.main:
-            self._say_left(left, told[0])
-        return exit_code(told[0] if told else signal.SIGTERM)
+            self._print_left(left, signals[0])
+        return exit_code(signals[0] if signals else signal.SIGTERM)
 
     def _promise(self, number: int) -> str:
         kept = "without anything kept, since there is no --folder" if self.folder is None else "after a checkpoint"
         return f"{signal.Signals(number).name}: the run ends at its next step, {kept}; a second signal ends it at once."
 
-    def _say_left(self, left: Leave, number: int) -> None:
+    def _print_left(self, left: Leave, number: int) -> None:
         kept = "It was not kept: there is no --folder."
         if left.place:
             kept = f"Its checkpoint in {self.folder} stands at {left.place}; run the same command to go on."
         say(console(json=True), f"attemper: the run was stopped by {signal.Signals(number).name}. {kept}")
 
-    def _train(self, ranks: Ranks, told: Sequence[int]) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        from attemper.files import atomic_write
-        from attemper.lab.evaluation.runs import check_suites, examine
-        from attemper.lab.evaluation.suites import parse_suites
+    def _train(self, ranks: Ranks, signals: Sequence[int]) -> None:
+        from attemper.lab.evaluation.runs import examine
         from attemper.lab.folders import folder_errors
         from attemper.lab.study.defaults import missed
+        from attemper.lab.training.loop import run
+        from attemper.lab.training.run_folder import take_folder
+        from attemper.lab.training.schedule import schedule_notes
+
+        screen = console(json=self.json, quiet=not ranks.main)
+        task, spec = self._opened()
+        say(screen, *(f"note: {note}" for note in (*schedule_notes(spec.budget), *missed(spec, self.data))))
+        if self.folder is not None and ranks.main:
+            spec = take_folder(self.folder, spec, task.fingerprint, accept_versions=self.accept_versions)
+            with folder_errors(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+        with (
+            _progress_bar(screen, spec.recipe) as show,
+            self._follow(spec, spec.key(task.fingerprint), screen, ranks) as follower,
+        ):
+            result = run(
+                spec,
+                task,
+                folder=self.folder,
+                progress=_watched(screen, signals, show, follower),
+                device=self.device,
+                probe_every=self.probe_every,
+                examine=examine,
+                accept_versions=self.accept_versions,
+            )
+            follower.result(result)
+        if ranks.main:
+            self._show(self._written(result), screen)
+
+    def _opened(self) -> tuple[Task, RunSpec]:
+        """The task and the run, refused here if they cannot work."""
+        from attemper.lab.evaluation.runs import check_suites
+        from attemper.lab.evaluation.suites import parse_suites
         from attemper.lab.tasks.registry import open_task
         from attemper.lab.tracking.registry import check_trackers
         from attemper.lab.training.check import check_run
-        from attemper.lab.training.digests import with_digest
         from attemper.lab.training.hashes import with_hashes
-        from attemper.lab.training.leaving import Leave
-        from attemper.lab.training.loop import run
-        from attemper.lab.training.run_folder import RESULT, take_folder
-        from attemper.lab.training.schedule import schedule_notes
         from attemper.recipe import as_methods, render
 
-        where = console(json=self.json, quiet=not ranks.main)
         check_trackers(self.track)
         if self.track and self.folder is None:
             raise ParameterError(f"--track {' '.join(self.track)} needs a place for its files: give a --folder.")
@@ -118,53 +144,9 @@ class Train:
         )
         check_suites(spec, task)
         check_run(spec, task)
-        spec = with_hashes(spec, task)
-        say(where, *(f"note: {note}" for note in (*schedule_notes(spec.budget), *missed(spec, self.data))))
-        if self.folder is not None and ranks.main:
-            spec = take_folder(self.folder, spec, task.fingerprint, accept_versions=self.accept_versions)
-            with folder_errors(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=where, transient=True, disable=not where.is_terminal) as bar:
-            line = bar.add_task(recipe, total=1.0, told="")
+        return task, with_hashes(spec, task)
 
-            def progress(event: dict[str, Any]) -> None:
-                if "warning" in event:
-                    say(where, f"note: {event['warning']}")
-                if told:
-                    raise Leave
-                done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
-                bar.update(line, completed=done, told=f"epoch {event['epoch']}/{event['epochs']}")
-
-                follower.progress(event)
-
-            with self._follow(spec, spec.key(task.fingerprint), where, ranks) as follower:
-                result = run(
-                    spec,
-                    task,
-                    folder=self.folder,
-                    progress=progress,
-                    device=self.device,
-                    probe_every=self.probe_every,
-                    examine=examine,
-                    accept_versions=self.accept_versions,
-                )
-                follower.result(result)
-        if not ranks.main:
-            return
-        if self.folder is not None:
-            path = self.folder / RESULT
-            result = with_digest(result)
-            with folder_errors(path):
-                atomic_write(path, json_module.dumps(result, indent=1, allow_nan=False) + "\n")
-        self._show(result, where)
-
-    def _follow(self, spec: RunSpec, key: str, where: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
+    def _follow(self, spec: RunSpec, key: str, screen: Any, ranks: Ranks) -> AbstractContextManager[Follower]:
         from attemper.lab.training.tracking import follow
 
         folder = self.folder or Path()
@@ -175,18 +157,65 @@ class Train:
             project=folder.absolute().name,
             name=f"{spec.recipe}, seed {spec.seed}",
             folder=folder,
-            log=lambda text: say(where, text),
+            log=lambda text: say(screen, text),
         )
 
-    def _show(self, result: dict[str, Any], where: Any) -> None:
+    def _written(self, result: dict[str, Any]) -> dict[str, Any]:
+        """The result, with a digest where it was written into a folder."""
+        from attemper.files import atomic_write
+        from attemper.lab.folders import folder_errors
+        from attemper.lab.training.digests import with_digest
+        from attemper.lab.training.run_folder import RESULT
+
+        if self.folder is None:
+            return result
+        path, signed = self.folder / RESULT, with_digest(result)
+        with folder_errors(path):
+            atomic_write(path, json_module.dumps(signed, indent=1, allow_nan=False) + "\n")
+        return signed
+
+    def _show(self, result: dict[str, Any], screen: Any) -> None:
         metric = result["metric"]
         parts = ", ".join(f"{part} {100 * result[part][metric]:.2f} %" for part in ("train", "validation", "test"))
         timing = result["timing"]
-        say(where, f"{result['spec']['recipe']}: {metric} {parts}, at epoch {result['chosen_epoch']}")
+        say(screen, f"{result['spec']['recipe']}: {metric} {parts}, at epoch {result['chosen_epoch']}")
         if result["status"] == "diverged":
-            say(where, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
-        say(where, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} samples/s")
+            say(screen, f"It diverged at epoch {result['diverged_at']['epoch']}; the figures are of the epochs before.")
+        say(screen, f"{timing['seconds']:.1f} s, {timing['images_per_second']:.0f} samples/s")
         if "evaluation" in result:
-            show_evaluation(where, {"spec": result["spec"], **result["evaluation"]})
+            show_evaluation(screen, {"spec": result["spec"], **result["evaluation"]})
         if self.json:
             print_json(result)
+
+
+@contextmanager
+def _progress_bar(screen: Console, name: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Context manager: inside it, a terminal has a bar, which the function that it gives moves by a run's events."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[epoch]}"), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        line = bar.add_task(name, total=1.0, epoch="")
+
+        def show(event: dict[str, Any]) -> None:
+            done = (event["epoch"] - 1 + event["step"] / event["steps"]) / event["epochs"]
+            bar.update(line, completed=done, epoch=f"epoch {event['epoch']}/{event['epochs']}")
+
+        yield show
+
+
+def _watched(
+    screen: Console, signals: Sequence[int], show: Callable[[dict[str, Any]], None], follower: Follower
+) -> Callable[[dict[str, Any]], None]:
+    """What a run calls with its events: prints warnings, ends the run after a signal, and hands the others on."""
+    from attemper.lab.training.leaving import Leave
+
+    def progress(event: dict[str, Any]) -> None:
+        if "warning" in event:
+            say(screen, f"note: {event['warning']}")
+        if signals:
+            raise Leave
+        show(event)
+        follower.progress(event)
+
+    return progress

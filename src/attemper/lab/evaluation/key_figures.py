@@ -88,7 +88,7 @@ def over_seeds(evaluations: Sequence[Evaluation | None]) -> dict[str, Any] | Non
         found["bins"] = pooled([each["calibration"]["bins"] for each in known])
     if all("robustness" in each for each in known):
         found["robustness"] = {
-            group: [_together(same) for same in zip(*(each["robustness"][group] for each in known), strict=True)]
+            group: [_over_seeds(same) for same in zip(*(each["robustness"][group] for each in known), strict=True)]
             for group in ("occlusion", "attacks", "corruptions")
         }
         found["corruption_constants"] = known[0].get("corruption_constants")
@@ -123,7 +123,7 @@ def pooled(diagrams: Sequence[Sequence[Bin]]) -> list[Bin]:
     return found
 
 
-def _together(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _over_seeds(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One condition over seeds."""
     facts = {name: value for name, value in same[0].items() if name not in ("accuracy", "nll")}
     accuracies = [one["accuracy"] for one in same]

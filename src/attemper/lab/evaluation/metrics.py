@@ -131,18 +131,6 @@ def calibration_error(bins: list[Bin]) -> float | None:
     return found if total else None
 
 
-def read_probabilities(probabilities: Tensor, targets: Tensor, *, bins: int = BINS) -> Reading:
-    """All metrics of some predictions at once. probabilities: (N, classes). targets: int64 (N)."""
-    tally = Tally(bins)
-    tally.add(probabilities, targets)
-    return tally.read()
-
-
-def read_logits(logits: Tensor, targets: Tensor, *, bins: int = BINS) -> Reading:
-    """All metrics of some logits (N, classes)."""
-    return read_probabilities(logits.double().softmax(-1), targets, bins=bins)
-
-
 def check_targets(targets: Tensor, classes: int) -> None:
     """Raise unless every target is one of the model's classes."""
     if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):

@@ -53,6 +53,3 @@ def occlude_random(pixels: Tensor, share: float, *, generator: torch.Generator, 
     column = torch.arange(width, device=pixels.device)
     inside = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)
     return pixels.masked_fill(inside, fill)
-
-
-OCCLUSIONS = ("centre", "random")

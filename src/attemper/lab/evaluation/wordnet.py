@@ -26,16 +26,16 @@ def wordnet_ids(given: str | Path) -> list[str]:
     path = Path(given).expanduser()
     if path.is_dir():
         found = sorted(each.name for each in path.iterdir() if each.is_dir() and WORDNET.fullmatch(each.name))
-        where = "has no subfolder that is called like one"
+        problem = "has no subfolder that is called like one"
     else:
         try:
             text = read_text(path)
         except UnreadableError as error:
             raise DataError(f"The WordNet ids cannot be read: {error}") from None
         found = _of_json(text, path) if path.suffix == ".json" else _of_lines(text)
-        where = "names none"
+        problem = "names none"
     if not found:
-        raise DataError(f"'{path}' {where}; WordNet ids look like n01440764.")
+        raise DataError(f"'{path}' {problem}; WordNet ids look like n01440764.")
     for name, count in Counter(found).items():
         if count > 1:
             raise DataError(f"'{path}' names '{name}' more than once; every class has one id.")

@@ -123,10 +123,6 @@ class CeiT(PatchTransformer):
         self.over_layers = LayerwiseClassAttention(width, heads, mlp)
         draw_weights(self)
 
-    @property
-    def positions(self) -> Tensor:
-        return self.pos_embed
-
     def forward(self, x: Tensor) -> Tensor:
         x, tokens = self.embedded(x), []
         for block in self.blocks:

@@ -104,10 +104,6 @@ class LocalViT(PatchTransformer):
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + rows * columns, width))
         draw_weights(self)
 
-    @property
-    def positions(self) -> Tensor:
-        return self.pos_embed
-
 
 def localvit(
     shape: InputShape,

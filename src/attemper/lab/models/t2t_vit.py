@@ -154,17 +154,11 @@ class T2TBlock(nn.Module):
 class T2TViT(PatchTransformer):
     """(B, C, H, W) → (B, classes); positions are sinusoids, which are not trained."""
 
-    pos_embed: Tensor
-
     def __init__(self, tokens_to_token: TokensToToken, blocks: list[nn.Module], width: int, classes: int) -> None:
         super().__init__(tokens_to_token, blocks, width, classes)
         rows, columns = tokens_to_token.grid_size
         self.register_buffer("pos_embed", sinusoids(1 + rows * columns, width))
         draw_weights(self)
-
-    @property
-    def positions(self) -> Tensor:
-        return self.pos_embed
 
 
 def sinusoids(tokens: int, width: int) -> Tensor:

@@ -45,6 +45,8 @@ class PatchTransformer(nn.Module):
     """
 
     num_prefix_tokens = 1
+    pos_embed: Tensor
+    """(1, 1 + N, width), added to the tokens: a parameter or a buffer that a subclass makes."""
 
     def __init__(self, patch_embed: nn.Module, blocks: list[nn.Module], width: int, classes: int) -> None:
         super().__init__()
@@ -55,15 +57,10 @@ class PatchTransformer(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
 
-    @property
-    def positions(self) -> Tensor:
-        """(1, 1 + N, width), added to the tokens."""
-        raise NotImplementedError
-
     def embedded(self, x: Tensor) -> Tensor:
         """What goes into the first block: the class token and the patches, with their positions."""
         tokens = self.patch_embed(x)
-        return torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.positions
+        return torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embed
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedded(x)

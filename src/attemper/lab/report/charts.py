@@ -146,16 +146,15 @@ def lines(
     """Lines over a common axis, each with its band. A value that is None leaves a gap.
 
     digits: significant ones, in the values that are shown when the chart is pointed at.
-    focus: the share of the x axis, from its start, that the y axis need not fit: lines may come in from outside there.
+    focus: the share of the x axis, counted from zero, that the y axis need not fit: lines may come in from outside.
     """
     top, bottom = 22, height - 42
     curves = [curve for curve in curves if any(finite(value) is not None for value in curve.y)]
     across = make_scale([value for curve in curves for value in curve.x], count=6, margin=0.0)
     if all(value == round(value) for curve in curves for value in curve.x):  # there is no epoch 1.5
         across = replace(across, ticks=tuple(tick for tick in across.ticks if tick == round(tick)))
-    up = y.scale(
-        [value for curve in curves for value in _after(curve, across.low + focus * (across.high - across.low))]
-    )
+    fitted_from = focus * across.high if focus else across.low
+    up = y.scale([value for curve in curves for value in _after(curve, fitted_from)])
     spoken = "; ".join(f"{curve.label}: {number(_last(curve.y), significant=digits)}" for curve in curves)
     body = ""
     if curves:
@@ -211,13 +210,13 @@ def _columns(curves: Sequence[Curve], across: Scale, name: str, top: int, bottom
     values = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
     parts = []
     for at, x in enumerate(places):
-        told = [
+        lines = [
             f"{shorten(curve.label, 28)}  {number(known[x], significant=digits)}"
             for curve, known in zip(curves, values, strict=True)
             if finite(known.get(x)) is not None
         ]
         left, right = across.at(edges[at]), across.at(edges[at + 1])
-        text = "\n".join([f"{name} {number(x)}", *told])
+        text = "\n".join([f"{name} {number(x)}", *lines])
         parts.append(
             f'<rect class="column" x="{percent(left)}" width="{percent(right - left)}" y="{top}" '
             f'height="{bottom - top}"><title>{escape(text)}</title></rect>'

@@ -16,6 +16,8 @@ WRITTEN = 12
 """Up to so many classes, numbers stand in their cells."""
 LONGEST = 13
 """Letters of a class's name beside the matrix."""
+UPRIGHT = 2
+"""Names of at most so many letters need no turning below their columns."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +122,26 @@ def heat_of_shares(confusion: Confusion) -> HeatMap:
     )
 
 
+def _below_columns(names: Sequence[str]) -> tuple[str, int, int]:
+    """How names stand below their columns: class and turn of the text, and the pixels that they need."""
+    if len(names) > WRITTEN:
+        return "tick end", -65, 100
+    if all(len(name) <= UPRIGHT for name in names):
+        return "tick", 0, 28
+    return "tick end", -40, 76
+
+
 def confusion_matrix(confusion: Confusion) -> str:
     """The shares as a heat map, with the names of the classes at both sides."""
     heat, count = heat_of_shares(confusion), len(confusion.names)
     bottom = TALL * count
     parts = [svg_rows(heat, drop=3)]
-    turn, below = (-40, 76) if count <= WRITTEN else (-65, 100)
+    kind, turn, below = _below_columns(heat.names)
     for column, name in enumerate(heat.names):
         # An svg of its own, since a turned text cannot stand at a place given in per cent.
         parts.append(
             f'<svg x="{percent((column + 0.5) / count)}" y="{bottom + 12}" overflow="visible">'
-            f'<text class="tick end" transform="rotate({turn})">{escape(name)}</text></svg>'
+            f'<text class="{kind}" transform="rotate({turn})">{escape(name)}</text></svg>'
         )
     right = sum(confusion.counts[at][at] for at in range(count))
     total = sum(map(sum, confusion.counts))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from attemper.lab.report.charts import Curve, legend, lines
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.heat import Bounds, heat_map
-from attemper.lab.report.markup import Cell, Column, data_block, escape, table
+from attemper.lab.report.markup import Cell, Column, data_block, escape, paragraph, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite
 from attemper.probes.comparison import Comparison
@@ -87,7 +87,7 @@ def make_page(
         sections.append(_pictures(pictures))
     sections += _tables(found)
     head = "".join(f"<p>{escape(line)}</p>" for line in about)
-    head += "".join(f'<p class="notice">{escape(note)}</p>' for note in found.notes)
+    head += "".join(paragraph(note, "notice") for note in found.notes)
     return page(title, sections, head=head + data_block("diagnosis", found.to_dict()), kicker="Attemper · diagnosis")
 
 
@@ -114,8 +114,8 @@ def _beside(beside: Comparison) -> Section:
         ]
         for row in beside.rows
     ]
-    told = "".join(f"<li>{escape(line)}</li>" for line in beside.lines())
-    body = (f"<ul>{told}</ul>" if told else "") + table(columns, rows, caption="Beside each other", sortable=True)
+    items = "".join(f"<li>{escape(line)}</li>" for line in beside.lines())
+    body = (f"<ul>{items}</ul>" if items else "") + table(columns, rows, caption="Beside each other", sortable=True)
     return Section(
         heading="Beside each other", lead="Means over the heads of a block; of logits the largest.", body=body
     )

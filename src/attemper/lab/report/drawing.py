@@ -72,10 +72,10 @@ def percent(share: float) -> str:
 def series_group(series: int, body: str, *, switched: bool = False) -> str:
     """Shapes in the colour and dash of a series; switched: a legend's button can hide them."""
     extra = f' data-series="{series}"' if switched else ""
-    return f'<g class="{look(series)}"{extra}>{body}</g>'
+    return f'<g class="{series_classes(series)}"{extra}>{body}</g>'
 
 
-def look(series: int) -> str:
+def series_classes(series: int) -> str:
     """The classes that give a series its colour and its dash."""
     if series == 0:
         return "s0"

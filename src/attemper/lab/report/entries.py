@@ -6,6 +6,9 @@ from typing import Any
 
 from attemper.lab.report.scale import finite
 
+ANSWER_LABELS = {"better": "good", "worse": "bad"}
+"""The class of a cell that holds a decision, where it has a colour."""
+
 
 @dataclass(frozen=True)
 class Entry:

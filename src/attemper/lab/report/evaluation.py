@@ -7,7 +7,7 @@ from attemper.lab.evaluation.corruption_constants import EXTRA
 from attemper.lab.report.charts import Curve, key, legend, lines
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
-from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.markup import Cell, Column, escape, facts, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.reliability import reliability
 from attemper.lab.report.scale import finite, number
@@ -54,16 +54,13 @@ def _error_of(entry: Entry) -> str:
 def _figures(known: Sequence[Entry]) -> str:
     """A table, or for one recipe alone a list, which needs no scrolling."""
     if len(known) == 1:
-        items = "".join(
-            f"<div><dt>{escape(f['name'])}</dt><dd>{_figure(f)}{' %' if f['share'] else ''}</dd></div>"
-            for f in _evaluation(known[0])["figures"]
-        )
-        return f'<dl class="facts">{items}</dl>'
-    facts = {f["name"]: f for entry in known for f in _evaluation(entry)["figures"]}
+        figures = _evaluation(known[0])["figures"]
+        return facts({each["name"]: f"{_figure(each)}{' %' if each['share'] else ''}" for each in figures})
+    by_name = {f["name"]: f for entry in known for f in _evaluation(entry)["figures"]}
     columns = [Column("recipe")]
     columns += [
-        Column(f"{name}{', %' if facts[name]['share'] else ''}", numeric=True, rising=facts[name]["falling"])
-        for name in facts
+        Column(f"{name}{', %' if by_name[name]['share'] else ''}", numeric=True, rising=by_name[name]["falling"])
+        for name in by_name
     ]
     rows = []
     for entry in known:
@@ -75,7 +72,7 @@ def _figures(known: Sequence[Entry]) -> str:
                     Cell(_narrow(own[name]), finite(own[name].get("mean")), _label(own[name]))
                     if name in own
                     else Cell("–")
-                    for name in facts
+                    for name in by_name
                 ),
             ]
         )

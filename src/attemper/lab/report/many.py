@@ -5,21 +5,19 @@ from typing import Any
 
 from attemper.lab.report.charts import Row, dots, key
 from attemper.lab.report.drawing import Axis
-from attemper.lab.report.entries import percent
-from attemper.lab.report.markup import Cell, Column, data_block, escape, table
+from attemper.lab.report.entries import ANSWER_LABELS, percent
+from attemper.lab.report.markup import Cell, Column, code_block, data_block, escape, paragraph, prose, table
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import finite, number, probability, signed
-
-COLOURS = {"better": "good", "worse": "bad"}
 
 
 def render(overview: Mapping[str, Any], command: str = "attemper report") -> str:
     """One self-contained HTML page, from what `attemper.lab.study.many.overview` says."""
     tasks, recipes = list(overview["tasks"]), list(overview["recipes"])
-    head = f'<p class="verdict">{escape(_said(tasks, recipes))}</p>' + data_block("overview", _small(overview))
+    head = paragraph(_findings(tasks, recipes), "verdict") + data_block("overview", _small(overview))
     cautions = [f"{task['title']}: {line}" for task in tasks for line in task["cautions"] or ()]
-    head = "".join(f'<p class="notice">{escape(line)}</p>' for line in cautions) + head
-    sections = [_matrix(tasks, recipes), _whole(tasks, recipes), _charts(tasks, recipes), _studies(tasks, command)]
+    head = "".join(paragraph(line, "notice") for line in cautions) + head
+    sections = [_matrix(tasks, recipes), _whole(recipes), _charts(tasks, recipes), _studies(tasks, command)]
     return page(f"{len(recipes)} recipes on {len(tasks)} tasks", sections, head=head, kicker="Attemper · tasks")
 
 
@@ -27,7 +25,7 @@ def _small(overview: Mapping[str, Any]) -> dict[str, Any]:
     return {"tasks": overview["tasks"], "recipes": overview["recipes"]}
 
 
-def _said(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> str:
+def _findings(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> str:
     """What holds over tasks, in two sentences."""
     counts = {answer: sum(row["answers"][answer] for row in recipes) for answer in ("better", "worse", "equivalent")}
     open_ = sum(row["answers"]["undecided"] for row in recipes)
@@ -82,10 +80,10 @@ def _cell(cell: Mapping[str, Any] | None) -> Cell:
     if low is not None and high is not None:
         text += f"<small>{signed(low)} to {signed(high)}</small>"
     answer = str((cell["decision"] or {}).get("answer") or "")
-    return Cell(f"{text}<small>{escape(answer)}</small>", mean, COLOURS.get(answer, ""))
+    return Cell(f"{text}<small>{escape(answer)}</small>", mean, ANSWER_LABELS.get(answer, ""))
 
 
-def _whole(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> Section:
+def _whole(recipes: Sequence[Mapping[str, Any]]) -> Section:
     columns = [
         Column("recipe"),
         Column("mean rank", numeric=True, rising=True, hint="1 is the best; none is ranked among them"),
@@ -143,7 +141,7 @@ def _charts(tasks: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, A
 def _studies(tasks: Sequence[Mapping[str, Any]], command: str) -> Section:
     items = "".join(
         f"<h3>{escape(task['title'])}</h3><p>{escape(task['task'])} · {escape(task['model'])}, from "
-        f"{escape(task['source'])}{'' if task['complete'] else ' (not complete)'}.</p><p>{escape(task['verdict'])}</p>"
+        f"{escape(task['source'])}{'' if task['complete'] else ' (not complete)'}.</p><p>{prose(task['verdict'])}</p>"
         for task in tasks
     )
-    return Section(heading="The studies", body=f"{items}<h3>Command</h3><pre tabindex='0'>{escape(command)}</pre>")
+    return Section(heading="The studies", body=f"{items}<h3>Command</h3>{code_block(command)}")

@@ -3,7 +3,8 @@
 import html
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,35 @@ def escape(value: object) -> str:
     '&lt;b title=&quot;x&quot;&gt;'
     """
     return html.escape(str(value), quote=True)
+
+
+def prose(text: object) -> str:
+    """Sentences as markup: what they have between backticks is code.
+
+    >>> prose("better than `none` & others")
+    'better than <code>none</code> &amp; others'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def paragraph(text: object, kind: str) -> str:
+    """A paragraph of the page's head. kind: "verdict", or "notice" for what has to be known with it."""
+    return f'<p class="{kind}">{prose(text)}</p>'
+
+
+def facts(given: Mapping[str, object]) -> str:
+    """Names with their values, side by side; nothing where there are none.
+
+    >>> facts({"Seeds": 3})
+    '<dl class="facts"><div><dt>Seeds</dt><dd>3</dd></div></dl>'
+    """
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in given.items())
+    return f'<dl class="facts">{items}</dl>' if items else ""
+
+
+def code_block(text: object, *, wrapped: bool = False) -> str:
+    """Text to be copied. wrapped: long lines go on below; otherwise they are scrolled, also with the keyboard."""
+    return f'<pre class="wrapped">{escape(text)}</pre>' if wrapped else f'<pre tabindex="0">{escape(text)}</pre>'
 
 
 @dataclass(frozen=True)

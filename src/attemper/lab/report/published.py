@@ -6,7 +6,7 @@ from typing import Any
 from attemper.lab.report.charts import Row, dots, key
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry
-from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.markup import Cell, Column, escape, paragraph, table
 from attemper.lab.report.page import Section
 from attemper.lab.report.scale import finite, number, signed
 
@@ -31,9 +31,10 @@ def _cells(entry: Entry) -> list[Found]:
     value = finite(entry.published.get("value"))
     if value is None:
         return []
-    told = {"published": value, "deviation": entry.published.get("deviation"), "source": entry.published.get("source")}
+    deviation, source = entry.published.get("deviation"), entry.published.get("source")
     ours = {"ours": entry.mean, "ours_deviation": entry.deviation, "unit": "%"}
-    return [{**told, **ours, "difference": None if entry.mean is None else entry.mean - value}]
+    difference = None if entry.mean is None else entry.mean - value
+    return [{"published": value, "deviation": deviation, "source": source, **ours, "difference": difference}]
 
 
 def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Section | None:
@@ -45,7 +46,7 @@ def _figures(ranked: Sequence[Entry], metric: str, reference: Reference) -> Sect
         return None
     ordered = sorted(by_column.items(), key=lambda item: item[0] != "")  # the task's own metric first, the others as is
     apart = str(reference.get("apart") or "") if by_column else ""
-    body = f'<p class="notice">{escape(apart)}</p>' if apart else ""
+    body = paragraph(apart, "notice") if apart else ""
     body += f"<p>{escape(reference['standing'])}</p>" if reference.get("standing") else ""
     body += "" if by_column else f"<p>{escape(NOTHING)}</p>"
     for title, found in ordered:

@@ -113,6 +113,15 @@ def signed(value: object, digits: int = 2) -> str:
     return f"+{text}" if known is not None and known > 0 and float(text) > 0 else text
 
 
+def spread_of(mean: float | None, deviation: float | None) -> str:
+    """A mean with the deviation round it, where that is known.
+
+    >>> spread_of(1.5, 0.25), spread_of(1.5, None), spread_of(None, None)
+    ('1.50 ± 0.25', '1.50', '–')
+    """
+    return number(mean, 2) if mean is None or deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
+
+
 def probability(value: float) -> str:
     """Never quite 0 or 1: a few seeds cannot say so much.
 

@@ -9,7 +9,7 @@ from attemper.lab.report import probe_curves as probes
 from attemper.lab.report import study_charts as figures
 from attemper.lab.report import study_tables as tables
 from attemper.lab.report.entries import Entry, entries, percent
-from attemper.lab.report.markup import data_block, escape
+from attemper.lab.report.markup import data_block, facts, paragraph
 from attemper.lab.report.page import Section, page
 from attemper.lab.report.scale import number
 from attemper.lab.training.spec import Budget
@@ -51,7 +51,7 @@ def render(
     title = str(summary.get("title") or "A study")
     data = {key: value for key, value in summary.items() if key != "recipes"}
     data["recipes"] = [_small(entry.raw) for entry in ranked]
-    lead = f'<p class="verdict">{escape(first)}</p>' if first else ""
+    lead = paragraph(first, "verdict") if first else ""
     head = lead + (
         _cautions(summary)
         + _verdict(summary)
@@ -73,13 +73,12 @@ def _small(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cautions(summary: Mapping[str, Any]) -> str:
     """What must be known before the verdict is read."""
-    lines = [f'<p class="notice">{escape(line)}</p>' for line in summary.get("cautions") or ()]
-    return "".join(lines)
+    return "".join(paragraph(line, "notice") for line in summary.get("cautions") or ())
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
     verdict = summary.get("verdict")
-    return f'<p class="verdict">{escape(verdict)}</p>' if verdict else ""
+    return paragraph(verdict, "verdict") if verdict else ""
 
 
 def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
@@ -96,30 +95,25 @@ def _notices(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     if ranked and max(len(entry.test) for entry in ranked) == 1:
         notices.append("One seed only: without a second one, nothing can be said about uncertainty.")
     notices += [str(note) for note in summary.get("notes") or ()]
-    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices)
+    return "".join(paragraph(notice, "notice") for notice in notices)
 
 
 def _facts(ranked: list[Entry], summary: Mapping[str, Any]) -> str:
     plan = summary.get("plan") or {}
     seeds = sorted({seed for entry in ranked for seed in entry.seeds})
     sizes = sorted({entry.parameters for entry in ranked if entry.parameters is not None})
-    items = next((found for entry in ranked if (found := entry.items)), None)
-    facts = {
+    held_out = next((found for entry in ranked if (found := entry.items)), None)
+    values = {
         "Task": plan.get("task"),
         "Model": plan.get("model"),
         "Parameters": " – ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else None,
         "Recipes": len(ranked) or None,
         "Seeds": len(seeds) or None,
-        "Test items": f"{items:,}" if items else None,
+        "Test items": f"{held_out:,}" if held_out else None,
         "Equivalent within": _margin(summary),
         "Budget": _budget(plan.get("budget") or {}) or None,
     }
-    told = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
-        if value is not None
-    )
-    return f'<dl class="facts">{told}</dl>' if told else ""
+    return facts({name: value for name, value in values.items() if value is not None})
 
 
 def _margin(summary: Mapping[str, Any]) -> str | None:
@@ -133,10 +127,10 @@ def _margin(summary: Mapping[str, Any]) -> str | None:
 def _budget(given: Mapping[str, Any]) -> str:
     """Epochs and batch size, and of the rest what is not as usual."""
     usual = {field.name: field.default for field in dataclasses.fields(Budget)}
-    told = {
+    shown = {
         name: value
         for name, value in given.items()
         if name in ("epochs", "batch_size") or name not in usual or value != usual[name]
     }
-    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in told.items())
+    words = (f"{name.replace('_', ' ')} {number(v) if isinstance(v, float) else v}" for name, v in shown.items())
     return ", ".join(words)

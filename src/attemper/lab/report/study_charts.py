@@ -9,7 +9,7 @@ from attemper.lab.report.charts import Curve, Point, Row, dots, legend, lines, s
 from attemper.lab.report.drawing import Axis
 from attemper.lab.report.entries import Entry, percent
 from attemper.lab.report.page import Section
-from attemper.lab.report.scale import finite, number, signed
+from attemper.lab.report.scale import finite, number, signed, spread_of
 
 MOST_POINTS = 60
 """Of a learning curve: more cannot be told apart at the size of a panel."""
@@ -34,7 +34,7 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float, margin: fl
                 low=low,
                 high=high,
                 points=singles,
-                note=_spread(entry.mean, entry.deviation),
+                note=spread_of(entry.mean, entry.deviation),
             )
         )
     levels = dots(
@@ -95,10 +95,6 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float | None,
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def _spread(mean: float | None, deviation: float | None) -> str:
-    return number(mean, 2) if mean is None or deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
-
-
 # ----------------------------------------------------------------------------------------------------- learning curves
 def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> Section | None:
     """How training went: one panel per quantity, a line and a band per recipe.
@@ -123,6 +119,8 @@ def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> 
     known = [entry for entry in ranked if entry.raw.get("curves")]
     off = frozenset(entry.series for entry in known) - _first(known)
     switches = legend([(entry.name, entry.series) for entry in known], switches=True, off=off)
+    epochs = max(finite(at.get("epoch")) or 0 for entry in known for curve in entry.raw["curves"] for at in curve or ())
+    cut = f" The first {100 * FOCUS:g} % of training may lie outside the axes." if FOCUS * epochs > 1 else ""
     both = (
         '<p class="switches"><button type="button" data-all="show">Show all</button>'
         '<button type="button" data-all="hide">Hide all</button></p>'
@@ -130,8 +128,8 @@ def curves(ranked: Sequence[Entry], metric: str, learning: str = "accuracy") -> 
     return Section(
         heading="Learning curves",
         lead=(
-            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes. "
-            f"The first {100 * FOCUS:g} % of training may lie outside the axes."
+            "Mean over seeds; the band reaches from the lowest seed to the highest. Buttons show and hide recipes."
+            + cut
         ),
         body=f'<div data-group>{switches}{both}<div class="panels">{"".join(drawn)}</div></div>',
     )
@@ -229,7 +227,7 @@ def cost(ranked: Sequence[Entry], metric: str) -> Section | None:
                 y=mean,
                 x_range=None if low is None or high is None else (low, high),
                 y_range=None if spread is None else (mean - spread, mean + spread),
-                hint=f"{entry.name}: {_spread(mean, spread)} %, {number(ratio, 2)} × the baseline{step}",
+                hint=f"{entry.name}: {spread_of(mean, spread)} %, {number(ratio, 2)} × the baseline{step}",
             )
         )
     if not points:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from attemper.lab.report.charts import key
-from attemper.lab.report.entries import Entry, percent
-from attemper.lab.report.markup import Cell, Column, escape, table
+from attemper.lab.report.entries import ANSWER_LABELS, Entry, percent
+from attemper.lab.report.markup import Cell, Column, code_block, escape, facts, table
 from attemper.lab.report.page import Section
-from attemper.lab.report.scale import finite, memory, more_seeds, number, operations, probability, signed
+from attemper.lab.report.scale import finite, memory, more_seeds, number, operations, probability, signed, spread_of
 
 
 def results(ranked: list[Entry], metric: str, confidence: float, reading: str = "") -> Section:
@@ -36,7 +36,7 @@ def results(ranked: list[Entry], metric: str, confidence: float, reading: str = 
     rows = [
         [
             _name(entry, rates),
-            Cell(_spread(entry.mean, entry.deviation) + _sample(entry), entry.mean),
+            Cell(spread_of(entry.mean, entry.deviation) + _sample(entry), entry.mean),
             _difference(entry),
             _verdict(entry),
             _probability(entry),
@@ -71,27 +71,18 @@ def results(ranked: list[Entry], metric: str, confidence: float, reading: str = 
 def _name(entry: Entry, rates: bool) -> Cell:
     """rates: recipes have learning rates of their own."""
     lr = finite(entry.raw.get("lr"))
-    told = rates or len(entry.raw.get("configurations") or ()) > 1
-    chosen = f"lr {number(lr)}" if lr is not None and told else ""
+    shown = rates or len(entry.raw.get("configurations") or ()) > 1
+    chosen = f"lr {number(lr)}" if lr is not None and shown else ""
     recipe = entry.recipe if entry.recipe != entry.name else ""
     small = " · ".join(part for part in (recipe, chosen) if part)
     below = f"<small>{escape(small)}</small>" if small else ""
     return Cell(f"{key(entry.series)}{escape(entry.name)}{below}", entry.name)
 
 
-def _spread(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "–"
-    return number(mean, 2) if deviation is None else f"{number(mean, 2)} ± {number(deviation, 2)}"
-
-
 def _sample(entry: Entry) -> str:
     """The uncertainty that the test sample brings, whatever the seeds: of a share of so many items."""
     error, items = percent(entry.sample.get("error")), entry.sample.get("items")
     return "" if error is None else f"<small>± {number(1.96 * error, 2)}, {items:,} items</small>"
-
-
-COLOURS = {"better": "good", "worse": "bad"}
 
 
 def _difference(entry: Entry) -> Cell:
@@ -103,7 +94,7 @@ def _difference(entry: Entry) -> Cell:
         text += f"<small>{signed(difference['low'])} to {signed(difference['high'])}</small>"
     if (error := percent(entry.sample.get("difference"))) is not None:
         text += f"<small>± {number(1.96 * error, 2)}, sample</small>"
-    return Cell(text, difference["mean"], COLOURS.get(str(entry.decision.get("answer")), ""))
+    return Cell(text, difference["mean"], ANSWER_LABELS.get(str(entry.decision.get("answer")), ""))
 
 
 def _verdict(entry: Entry) -> Cell:
@@ -115,7 +106,7 @@ def _verdict(entry: Entry) -> Cell:
     below = f"<small>{escape(decides)}</small>" if answer == "undecided" and entry.difference["p"] else ""  # type: ignore[index]
     if answer == "equivalent" and entry.decision.get("real"):
         below = "<small>differs, by less than matters</small>"
-    return Cell(f"{escape(answer)}{below}", str(answer), COLOURS.get(str(answer), ""))
+    return Cell(f"{escape(answer)}{below}", str(answer), ANSWER_LABELS.get(str(answer), ""))
 
 
 def _probability(entry: Entry) -> Cell:
@@ -201,13 +192,12 @@ def reproduce(summary: Mapping[str, Any]) -> Section:
     """The command, the plan and the versions."""
     parts = []
     if summary.get("command"):
-        parts.append(f"<h3>Command</h3><pre tabindex='0'>{escape(summary['command'])}</pre>")
+        parts.append(f"<h3>Command</h3>{code_block(summary['command'])}")
     if summary.get("plan"):
-        parts.append(f"<h3>Plan</h3><pre tabindex='0'>{escape(_yaml(summary['plan']))}</pre>")
+        parts.append(f"<h3>Plan</h3>{code_block(_yaml(summary['plan']), wrapped=True)}")
     versions = summary.get("versions") or {}
     if versions:
-        items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in versions.items())
-        parts.append(f'<h3>Versions</h3><dl class="facts">{items}</dl>')
+        parts.append(f"<h3>Versions</h3>{facts(versions)}")
     return Section(
         heading="Get it again",
         lead="Write the plan into a file and give it to the command. Runs that are there already are not run again.",

@@ -21,7 +21,6 @@ from attemper.lab.study.verdict import verdict
 
 Summary = dict[str, Any]
 Row = dict[str, Any]
-ANSWER = ("answer", "real", "better", "within", "smallest", "more")
 
 
 def assess(summary: Summary) -> Summary:
@@ -49,7 +48,7 @@ def assess(summary: Summary) -> Summary:
         "same": same,
         "cautions": cautions(rows, baseline, seeds, metric),
     }
-    said = verdict(
+    words = verdict(
         rows,
         seeds=seeds,
         missing=summary.get("missing", 0),
@@ -58,7 +57,7 @@ def assess(summary: Summary) -> Summary:
         same=same,
         looks=plan.get("until") == "decided",
     )
-    return {**summary, **found, "verdict": said, "confidence": CONFIDENCE}
+    return {**summary, **found, "verdict": words, "confidence": CONFIDENCE}
 
 
 def _level(plan: Mapping[str, Any]) -> Level | None:

@@ -53,7 +53,7 @@ class Holder:
     """Not known to be dead: nobody may take the run over."""
     certain: bool
     """Known to be alive: its process is there, or its heart has beaten since we first looked."""
-    heard: bool
+    fresh: bool
     """Whether its last heartbeat is recent by the file system's clock: for people, who look once."""
     released: bool
     """Given back without a result: free to be claimed again."""
@@ -247,7 +247,7 @@ class Claims:
             since=since,
             alive=not (released or silent or life == "dead"),
             certain=life == "alive" or watch.beaten,
-            heard=life == "alive" or time_in(self.folder) - beat / 1e9 <= self.stale_after,
+            fresh=life == "alive" or time_in(self.folder) - beat / 1e9 <= self.stale_after,
             released=released,
         )
 

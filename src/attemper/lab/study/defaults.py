@@ -86,22 +86,22 @@ def _warm_up(wanted: float, epochs: Any) -> float:
 
 
 def _fitted(given: dict[str, Any], tuned: bool, root: Path | None) -> tuple[dict[str, Any], tuple[str, ...]]:
-    said = given["budget"]
-    wishes = Wishes.of(str(given.get("model", "")), said.get("init")) if "model" in given else Wishes()
+    wanted = given["budget"]
+    wishes = Wishes.of(str(given.get("model", "")), wanted.get("init")) if "model" in given else Wishes()
     given["task"], of_images = _task_text(str(given["task"]), wishes, tuned, root)
     task = open_task(given["task"], root)
     samples = sum(map(len, task.split(0, 0.5)))
     model = given.get("model") or _model_for(task)
     budget = _budget_for(task, samples, tuned)
-    if "epochs" in said:
-        budget["epochs"] = said["epochs"]
+    if "epochs" in wanted:
+        budget["epochs"] = wanted["epochs"]
     budget["warmup_epochs"] = _warm_up(float(budget["warmup_epochs"]), budget["epochs"])
-    if tuned and said.get("layer_decay") is None and not _has_blocks(model, task):
+    if tuned and wanted.get("layer_decay") is None and not _has_blocks(model, task):
         budget.pop("layer_decay", None)
     lr = budget.pop("lr")
-    chosen = {name: value for name, value in budget.items() if name not in said}
-    whole = {**given, "model": model, "budget": {**chosen, **said}}
-    if "lr" not in given and "lr" not in said:
+    chosen = {name: value for name, value in budget.items() if name not in wanted}
+    whole = {**given, "model": model, "budget": {**chosen, **wanted}}
+    if "lr" not in given and "lr" not in wanted:
         whole["lr"], chosen["lr"] = [lr], lr
     whole.setdefault("recipes", list(RECIPES))
     whole.setdefault("seeds", DEFAULT_PLAN["seeds"])

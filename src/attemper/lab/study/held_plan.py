@@ -115,8 +115,8 @@ def versions_in(folder: Path) -> tuple[Versions, ...]:
 def write_held_plan(folder: Path, plan: Plan, versions: tuple[Versions, ...], held: HeldPlan | None) -> None:
     """Write a folder's copy, unless it is there as it should be. What people wrote into an equal plan stays."""
     text = held.text if held is not None and held.plan == plan and held.plan.keep == plan.keep else dump_plan(plan)
-    said = {"versions": [each.to_dict() for each in versions]}
-    first = MARK + canonical({**said, "sha256": _digest(versions, text)})
+    header = {"versions": [each.to_dict() for each in versions]}
+    first = MARK + canonical({**header, "sha256": _digest(versions, text)})
     whole = f"{first}\n{text}"
     path = folder / FILE
     if not path.exists() or read_bytes(path) != whole.encode():
@@ -137,8 +137,8 @@ def _checked(path: Path, first: str, text: str) -> tuple[Versions, ...]:
 def _versions(first: str) -> tuple[tuple[Versions, ...], str]:
     if not first.startswith(MARK):
         raise ValueError("no first line of ours")
-    said = json.loads(first.removeprefix(MARK))
-    return tuple(map(Versions.from_dict, said["versions"])), str(said["sha256"])
+    header = json.loads(first.removeprefix(MARK))
+    return tuple(map(Versions.from_dict, header["versions"])), str(header["sha256"])
 
 
 def _digest(versions: tuple[Versions, ...], text: str) -> str:

@@ -35,17 +35,17 @@ class OneWorker:
 
     def poll(self) -> None:
         """Do all that is missing."""
-        heard: list[int] = []
-        with showing(self._study, self._view), _noting_interrupts(heard):
-            self._study.work(stop=lambda: bool(heard), device=self._device, log=self._view.note)
-        if heard:
+        signals: list[int] = []
+        with showing(self._study, self._view), _noting_interrupts(signals):
+            self._study.work(stop=lambda: bool(signals), device=self._device, log=self._view.note)
+        if signals:
             raise KeyboardInterrupt
 
     def stop(self) -> None: ...
 
 
-def _noting_interrupts(heard: list[int]) -> AbstractContextManager[Any]:
+def _noting_interrupts(signals: list[int]) -> AbstractContextManager[Any]:
     """Signals reach the main thread alone; elsewhere, whoever started this one sees to them."""
     if threading.current_thread() is not threading.main_thread():
         return nullcontext()
-    return noting(signal.SIGINT, into=heard)
+    return noting(signal.SIGINT, into=signals)

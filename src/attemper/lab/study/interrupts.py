@@ -35,13 +35,13 @@ def _deferred() -> Iterator[None]:
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if heard:
+        if signals:
             signal.raise_signal(signal.SIGINT)  # blocked in this thread until the shield is gone
 
 

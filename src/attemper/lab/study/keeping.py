@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attemper.lab.study.selection import validation_of
 
 if TYPE_CHECKING:
-    from attemper.lab.study.plan import Entry
+    from attemper.lab.study.plan_rows import Entry
     from attemper.lab.study.study import Study
 
 

@@ -48,14 +48,14 @@ def check_locks(folder: Path) -> None:
                 assert theirs.stderr is not None
                 theirs.stdout.readline()  # it is there: the race begins
                 ours = {round_ for round_ in range(ROUNDS) if create(folder / f"{name}{round_}")}
-                said, complaint = theirs.stdout.read(), theirs.stderr.read()
+                created, complaint = theirs.stdout.read(), theirs.stderr.read()
         finally:
             for left in folder.glob(f"{name}*"):
                 with contextlib.suppress(OSError):
                     left.unlink()
     if theirs.returncode:
         raise FolderError(f"The locks of {folder} could not be tried out: {complaint.strip()}")
-    judge(folder, ours, {int(round_) for round_ in said.split()})
+    judge(folder, ours, {int(round_) for round_ in created.split()})
 
 
 def create(path: Path) -> bool:

@@ -8,10 +8,9 @@ import yaml  # type: ignore[import-untyped]
 
 from attemper.errors import MissingFileError, UnreadableError, first_line, quoted
 from attemper.files import parse_json, read_text
-from attemper.lab.errors import PlanError, UnreadablePlanError
+from attemper.lab.errors import PlanError, PlanPath, UnreadablePlanError
 from attemper.lab.study.plan import Plan
 
-Where = tuple[str | int, ...]
 FLOAT = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+|\d+\.\d*|\.\d+)\Z")
 """YAML 1.1 takes 1e-3 for a word; in a plan it is a number."""
 MOST_BYTES = 2**18
@@ -71,7 +70,7 @@ def dump_plan(plan: Plan) -> str:
     return text
 
 
-def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Where, int]]:
+def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[PlanPath, int]]:
     """The values of a plan's text, and the line on which each stands."""
     if as_json:
         try:
@@ -82,7 +81,7 @@ def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Wher
             raise PlanError(f"{name}{f', line {line}' if line else ''}: this is no JSON ({problem}).") from None
         # JSON is YAML but for tabs, which it only has between values: that is enough to find the lines.
         text = text.replace("\t", " ")
-    lines: dict[Where, int] = {}
+    lines: dict[PlanPath, int] = {}
     _refuse_deep(text, name)
     try:
         loader = Loader(text)
@@ -91,8 +90,8 @@ def read(text: str, name: str, *, as_json: bool = False) -> tuple[Any, dict[Wher
         return (given if as_json else node and loader.construct_document(node)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise PlanError(f"{name}{where}: this cannot be read as YAML ({error.problem or error.context}).") from None
+        line = f", line {mark.line + 1}" if mark else ""
+        raise PlanError(f"{name}{line}: this cannot be read as YAML ({error.problem or error.context}).") from None
     except RecursionError:
         raise PlanError(f"{name}: the plan contains itself, or is nested too deeply.") from None
     except yaml.YAMLError as error:
@@ -109,7 +108,7 @@ def _refuse_deep(text: str, name: str) -> None:
             raise PlanError(f"{name}, line {line}: it is nested too deeply; at most {MOST_NESTED} brackets are read.")
 
 
-def _collect(node: Any, path: Where, lines: dict[Where, int], name: str) -> None:
+def _collect(node: Any, path: PlanPath, lines: dict[PlanPath, int], name: str) -> None:
     """Note the line of every key and item below a node; a key that stands twice is refused."""
     if len(lines) > MOST_VALUES:
         raise PlanError(
@@ -132,7 +131,7 @@ def _collect(node: Any, path: Where, lines: dict[Where, int], name: str) -> None
             _collect(item, (*path, index), lines, name)
 
 
-def _line_of(path: Where, lines: dict[Where, int]) -> str:
+def _line_of(path: PlanPath, lines: dict[PlanPath, int]) -> str:
     """', line 7' for the innermost part of a path whose line is known."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:

@@ -9,11 +9,12 @@ from attemper.errors import ParameterError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.decisions import LEVEL
 from attemper.lab.study.estimate import estimate
-from attemper.lab.study.plan import MOST_SEEDS, Plan
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_checks import MOST_SEEDS
 from attemper.lab.study.power import POWER, seeds_to_decide, smallest_difference
 from attemper.lab.study.probing import Probe
 from attemper.lab.study.status import duration
-from attemper.lab.study.told import told
+from attemper.lab.study.summary_files import read_summary
 
 KNOWN = {
     "digits": (0.00714, "docs/results/rates-digits.md, three seeds, 20 epochs"),
@@ -80,7 +81,7 @@ def known_spread(task: str) -> Spread:
 
 def spread_of(pilot: Path, root: Path | None = None) -> Spread:
     """The deviation of differences in a study, pooled over its recipes."""
-    summary = told(pilot, root)
+    summary = read_summary(pilot, root)
     found = [
         (row["difference"]["spread"], row["difference"]["seeds"] - 1)
         for row in summary["recipes"]

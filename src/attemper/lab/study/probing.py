@@ -31,7 +31,7 @@ LOADED_AHEAD = 2
 LEAST = 3
 PATIENCE = 10.0
 """Seconds after which the steps of a recipe are enough, once there are a few."""
-LEAVE = 10.0
+EXIT_PATIENCE = 10.0
 """Seconds that a process has to end after its answer."""
 EVALUATED = 2048
 """Images that are evaluated to know how long one takes."""
@@ -116,7 +116,7 @@ def probe(
             lines.append(line)
         found = [_answer(line) for line in lines]
         for process in processes:
-            process.join(LEAVE)
+            process.join(EXIT_PATIENCE)
         return _joined(found, size, -(-size // gpus) if gpus else 1)
     finally:
         for process in processes:
@@ -179,7 +179,7 @@ def _serve(
 
 
 def _measure_plan(
-    plan: Plan, root: Path | None, device: str, steps: int, begun: float, together: Callable[[], Any]
+    plan: Plan, root: Path | None, device: str, steps: int, begun: float, await_others: Callable[[], Any]
 ) -> Probe:
     import psutil  # type: ignore[import-untyped]
 
@@ -187,17 +187,17 @@ def _measure_plan(
     from attemper.lab.training.data import RunData
     from attemper.lab.training.outcome import versions
 
-    where = torch.device(device)
+    chosen = torch.device(device)
     task = open_task(plan.task, root)
     recipes = list(dict.fromkeys(entry.configurations[0] for entry in plan.recipes))
     first = plan.spec(recipes[0], plan.lr[0], plan.seeds[0], task.name)
-    data = RunData(first, task, where)
-    measure(first, data, where, steps=1)  # libraries load and set themselves up: once per worker, not once per run
+    data = RunData(first, task, chosen)
+    measure(first, data, chosen, steps=1)  # libraries load and set themselves up: once per worker, not once per run
     start = time.time() - begun
     found = {}
     for recipe in recipes:
-        together()
-        found[recipe] = measure(plan.spec(recipe, plan.lr[0], plan.seeds[0], task.name), data, where, steps=steps)
+        await_others()
+        found[recipe] = measure(plan.spec(recipe, plan.lr[0], plan.seeds[0], task.name), data, chosen, steps=steps)
     sizes = Sizes(
         batches=data.batches_per_epoch,
         batch_size=data.batch_size,
@@ -205,7 +205,7 @@ def _measure_plan(
         measured=len(data.measured_train()),
         test=len(task.test()),
     )
-    return Probe(start, sizes, found, int(psutil.Process().memory_info().rss), 1, versions(where)["device"])
+    return Probe(start, sizes, found, int(psutil.Process().memory_info().rss), 1, versions(chosen)["device"])
 
 
 def measure(
@@ -216,12 +216,12 @@ def measure(
     data: a `RunData`. clock: tells seconds.
     """
     from attemper.lab.training.checkpoint import save_checkpoint
+    from attemper.lab.training.devices import synchronise
     from attemper.lab.training.randomness import preserved_random_state, seed_everything
     from attemper.lab.training.validation import evaluate
 
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronise(device)
         return clock()
 
     def took(do: Callable[[], Any]) -> float:

@@ -190,9 +190,9 @@ class ProcessPool:
         self._resize()
 
     def _note_death(self, code: int) -> None:
-        told = code == exit_code(signal.SIGTERM)
+        stopped = code == exit_code(signal.SIGTERM)
         reason = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        reason = "was told to end by SIGTERM and has left a checkpoint" if told else reason
+        reason = "was told to end by SIGTERM and has left a checkpoint" if stopped else reason
         reason = "can no longer use its GPU" if code == LOST_DEVICE else reason
         self._deaths.count(reason)
         self._view.note(f"a worker {reason}; another one takes its place")
@@ -217,13 +217,13 @@ class ProcessPool:
 def serve(pipe: Connection, config: WorkerConfig) -> None:
     """What a worker process does, from start to end."""
     ignore_interrupts()  # Ctrl-C goes to the whole group; the parent decides what to do
-    with noting(signal.SIGTERM) as told:  # as does what schedulers send; here it also means this worker alone
+    with noting(signal.SIGTERM) as signals:  # as does what schedulers send; here it also means this worker alone
         torch.set_num_threads(config.threads)
         stop = threading.Event()
         threading.Thread(target=_listen, args=(pipe, stop), daemon=True).start()
-        _work(pipe, config, lambda: bool(told) or stop.is_set())
-    if told:
-        sys.exit(exit_code(told[0]))
+        _work(pipe, config, lambda: bool(signals) or stop.is_set())
+    if signals:
+        sys.exit(exit_code(signals[0]))
 
 
 def _work(pipe: Connection, config: WorkerConfig, stop: Callable[[], bool]) -> None:

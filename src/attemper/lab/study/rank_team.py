@@ -21,8 +21,8 @@ from attemper.lab.training.leaving import Leave
 from attemper.lab.training.ranks import Ranks
 from attemper.lab.training.spec import Budget, RunSpec
 
-LOOK = 0.25
-"""Seconds between two looks at how far the study is."""
+REFRESH = 0.25
+"""Seconds between two updates of the view."""
 
 Job = tuple[RunSpec, Path]
 """A run, and the folder that its checkpoints go to."""
@@ -122,7 +122,7 @@ def showing(study: Study, view: View) -> Iterator[None]:
     over = threading.Event()
 
     def show() -> None:
-        while not over.wait(LOOK):
+        while not over.wait(REFRESH):
             view.show(status_of(study))
 
     thread = threading.Thread(target=show, daemon=True)

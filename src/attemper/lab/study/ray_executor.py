@@ -24,6 +24,7 @@ from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.live import View
 from attemper.lab.study.locks import beacon, check_sees
+from attemper.lab.study.performing import perform_run
 from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import POLL, Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
@@ -188,9 +189,9 @@ def connect(address: str | None, until: contextlib.ExitStack) -> Any:
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:  # Ray has no type of its own for this
-        where = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none"
+        place = f"at {address}" if address else "on this machine, and RAY_ADDRESS names none"
         raise StudyError(
-            f"There is no Ray cluster {where}: {_in_short(error)}. Start one with 'ray start --head', or give the "
+            f"There is no Ray cluster {place}: {_in_short(error)}. Start one with 'ray start --head', or give the "
             "address of its head as --address HOST:6379."
         ) from None
     until.callback(ray.shutdown)
@@ -279,7 +280,7 @@ def perform(config: WorkerConfig, marker: Path, key: str, token: str) -> list[tu
             study = _study(config)
             claim = study.claim([key], token)
             if claim is not None:
-                study.perform(claim, stop=lambda: _is_gone(marker), device=config.device, log=log)
+                perform_run(study, claim, stop=lambda: _is_gone(marker), device=config.device, log=log)
     except AttemperError as error:
         messages.append(("fatal", str(error)))
     except Exception:

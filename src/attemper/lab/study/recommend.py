@@ -35,7 +35,8 @@ from attemper.lab.study.exploring import (
     rungs,
 )
 from attemper.lab.study.live import SilentView, View
-from attemper.lab.study.plan import Plan, row_of
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import row_of
 from attemper.lab.study.processes import cores
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.study import Study
@@ -182,7 +183,7 @@ class _Search:
         return {
             "title": f"What to use: {self.base.task} · {self.base.model}",
             "answer": answer(summary),
-            "explored": [self._told(family, stages, best, names) for family in found],
+            "explored": [self._trials_of(family, stages, best, names) for family in found],
             "epochs": self.stages,
             "sizes": dataclasses.asdict(sizes),
             "misfits": misfits,
@@ -295,14 +296,14 @@ class _Search:
             engine=self.engine,
         )
 
-    def _told(
+    def _trials_of(
         self,
         family: Family,
         stages: Sequence[Mapping[str, Mapping[Configuration, float | None]]],
         best: Mapping[str, Configuration],
         confirmed: Sequence[str],
     ) -> dict[str, Any]:
-        """What was tried of one recipe."""
+        """What was tried of one recipe, and what came of it."""
         trials = [
             {"recipe": pair[0], "lr": pair[1], "validation": [values[family.name].get(pair) for values in stages]}
             for pair in stages[0][family.name]

@@ -60,7 +60,7 @@ class Reference:
         return {name: value for name, value in whole.items() if value not in ("", [])}
 
 
-def as_told(reference: Reference, task: str) -> dict[str, Any]:
+def reference_for_readers(reference: Reference, task: str) -> dict[str, Any]:
     """The reference for readers: every setting with how it stands, and all of them in a sentence.
 
     task: of the plan.
@@ -74,8 +74,8 @@ def as_told(reference: Reference, task: str) -> dict[str, Any]:
         parts.append(f"{len(ours)} ours where the publication does not say ({', '.join(ours)})")
     other = reference.another_task
     apart = f"The figures were published for {other}, and this ran on {task}: no difference is taken." if other else ""
-    told = {"settings": settings, "standing": f"Settings: {'; '.join(parts)}." if settings else "", "apart": apart}
-    return {**reference.to_dict(), **told}
+    added = {"settings": settings, "standing": f"Settings: {'; '.join(parts)}." if settings else "", "apart": apart}
+    return {**reference.to_dict(), **added}
 
 
 def read_reference(given: Any) -> Reference | None:
@@ -114,27 +114,27 @@ WARM_UP = 5
 """A warm-up takes at most the epochs divided by it, where somebody changes the epochs; and is so long if unsaid."""
 
 
-def with_changes(plan: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """A published table's plan with another task, model, number of seeds or of epochs, and its settings told anew.
+def with_changes(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A published table's plan with another task, model, number of seeds or of epochs, and its settings noted anew.
 
     A part of the same data is still the published task; other data are another one, and no difference is taken.
     """
     changed = {**plan, "budget": dict(plan["budget"])}
-    if "epochs" in said and changed["budget"].get("warmup_epochs", WARM_UP) > said["epochs"] / WARM_UP:
-        said = {**said, "warmup_epochs": said["epochs"] / WARM_UP}
-    for name, value in said.items():
+    if "epochs" in changes and changed["budget"].get("warmup_epochs", WARM_UP) > changes["epochs"] / WARM_UP:
+        changes = {**changes, "warmup_epochs": changes["epochs"] / WARM_UP}
+    for name, value in changes.items():
         (changed["budget"] if name.endswith("epochs") else changed)[name] = value
     reference = dict(plan["reference"])
     settings = {each["name"]: each for each in reference["settings"]}
-    for name, value in said.items():
+    for name, value in changes.items():
         shown_as, here = name.replace("_", " "), str(value)
         before = settings.get(shown_as, {"name": shown_as, "here": ""})
         settings[shown_as] = {**before, "here": here, "agrees": before.get("agrees", False) and before["here"] == here}
     reference["settings"] = list(settings.values())
-    if "task" in said and _base(said["task"]) != _base(plan["task"]) and not reference.get("another_task"):
+    if "task" in changes and _base(changes["task"]) != _base(plan["task"]) and not reference.get("another_task"):
         reference["another_task"] = settings["task"].get("printed") or str(plan["task"])
-    if "task" in said:
-        changed["title"] = f"{str(plan['title']).partition(': ')[0]}: on {said['task']}"
+    if "task" in changes:
+        changed["title"] = f"{str(plan['title']).partition(': ')[0]}: on {changes['task']}"
     return {**changed, "reference": reference}
 
 
@@ -242,7 +242,7 @@ def _condition(row: Row, kind: str, amount: float) -> Found:
 
 # ------------------------------------------------------------------------------------------- beside what was printed
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class ComparedCell:
     """One published cell and ours."""
 
     column: str
@@ -258,13 +258,13 @@ class Beside:
     source: str
 
 
-def cells_beside(published: Row, row: Row, baseline: Row, reference: Reference | None) -> dict[str, Any]:
+def compared_cell(published: Row, row: Row, baseline: Row, reference: Reference | None) -> dict[str, Any]:
     """A published cell of a plan with what this row came to, as plain data."""
     ours, deviation = measured(row, baseline, published["metric"])
     other = reference is not None and bool(reference.another_task)
     known = ours is not None and not other
     return asdict(
-        Beside(
+        ComparedCell(
             column=published["column"],
             metric=published["metric"],
             condition=published["condition"],

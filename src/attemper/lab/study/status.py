@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attemper.lab.study.notices import notices
-from attemper.lab.study.plan import Entry
+from attemper.lab.study.plan_rows import Entry
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
@@ -40,7 +40,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RecipeStatus:
     """How far one recipe is."""
 
     name: str
@@ -67,7 +67,7 @@ class Standing:
 class Status:
     """How far a study is. Runs that two recipes have in common count for both, and once in all."""
 
-    recipes: tuple[Standing, ...]
+    recipes: tuple[RecipeStatus, ...]
     total: int
     done: int
     running: tuple[Running, ...]
@@ -81,10 +81,6 @@ class Status:
     def missing(self) -> int:
         return self.total - self.done - len(self.running) - self.failed
 
-    @property
-    def complete(self) -> bool:
-        return self.done == self.total
-
 
 def status_of(study: Study) -> Status:
     """Count a study's runs. Looks at the folder only: works while others work, and where it may only be read."""
@@ -92,13 +88,13 @@ def status_of(study: Study) -> Status:
     holders = study.claims.holders(key for key in study.runs if key not in results)
     running = {}
     for key, holder in holders.items():
-        if holder.alive and holder.heard and key not in failed:
+        if holder.alive and holder.fresh and key not in failed:
             event = study.store.read_progress(key)
             seconds = max(0.0, time.time() - holder.since)
             running[key] = Running(
                 study.describe(key), holder.host, holder.pid, seconds, _share(event), _number(event.get("loss"))
             )
-    recipes = tuple(_standing(study, entry, results, running, failed) for entry in study.plan.recipes)
+    recipes = tuple(_recipe_status(study, entry, results, running, failed) for entry in study.plan.recipes)
     return Status(
         recipes=recipes,
         total=len(study.runs),
@@ -110,14 +106,14 @@ def status_of(study: Study) -> Status:
     )
 
 
-def _standing(
+def _recipe_status(
     study: Study, entry: Entry, results: dict[str, Result], running: dict[str, Running], failed: set[str]
-) -> Standing:
+) -> RecipeStatus:
     keys = list(dict.fromkeys(key for keys in study.keys_of(entry).values() for key in keys))
     keys += [key for key in study.more_of(entry) if key not in keys]
     done = [results[key] for key in keys if key in results]
     reached = [value for value in map(validation_of, done) if value is not None]
-    return Standing(
+    return RecipeStatus(
         name=entry.name,
         total=len(keys),
         done=len(done),

@@ -3,23 +3,15 @@
 import dataclasses
 import json
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attemper.errors import MissingFileError, UnreadableError, first_line
+from attemper.errors import MissingFileError, UnreadableError
 from attemper.files import atomic_write, read_json_object
-from attemper.lab.errors import (
-    DamagedPlanError,
-    DeviceLostError,
-    FolderError,
-    LostClaimError,
-    StudyError,
-    VersionsError,
-)
-from attemper.lab.folders import disk_error_behind, folder_error, folder_errors, unreadable
+from attemper.lab.errors import DamagedPlanError, StudyError, VersionsError
+from attemper.lab.folders import folder_errors, unreadable
 from attemper.lab.study.claims import STALE_AFTER, Claim, Claims, Holder
 from attemper.lab.study.engine import Engine, Task, Training
 from attemper.lab.study.fitting import refuse_misfits
@@ -34,26 +26,20 @@ from attemper.lab.study.held_plan import (
     write_held_plan,
 )
 from attemper.lab.study.keeping import drop_worse
-from attemper.lab.study.plan import Entry, Plan
+from attemper.lab.study.performing import perform_run
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import Entry
 from attemper.lab.study.settings import Settings, read_settings, write_settings
 from attemper.lab.study.store import Result, Store
 from attemper.lab.tasks.notifications import LogCallback
 from attemper.lab.tracking.registry import check_trackers
-from attemper.lab.training.leaving import Leave
 from attemper.lab.training.spec import RunSpec, lacks_hashes
-from attemper.lab.training.tracking import follow
 from attemper.lab.training.versions import BEFORE, listed, versions_here
 
-LOST = "AcceleratorError"
-"""What torch raises when a kernel went wrong; from then on everything that this process asks of the GPU fails."""
 POLL = 0.2
 """Seconds between two looks at a folder on which only others have work to do."""
 ATTEMPTS = 3
 """After so many attempts that went wrong, a run is given up."""
-
-
-class Halt(BaseException):
-    """Raised inside a run that is no longer ours, to leave it as it is: its checkpoints are another worker's now."""
 
 
 class Study:
@@ -167,16 +153,17 @@ class Study:
         return {key: result for key, result in found.items() if result is not None}
 
     def failed(self) -> list[str]:
-        """The runs that were given up."""
-        given_up = self._given_up()
+        """Runs that were given up and have no result."""
+        given_up = self.given_up()
         return [key for key in self.runs if key in given_up and self.store.result(key) is None]
 
-    def _given_up(self) -> set[str]:
+    def given_up(self) -> set[str]:
+        """Runs that went wrong too often to be tried again, also those that another worker has done since."""
         return {key for key, count in self.store.attempts().items() if count >= self.attempts}
 
     def missing(self) -> list[str]:
         """The runs that have no result and have not been given up, whether or not a worker has them."""
-        given_up = self._given_up()
+        given_up = self.given_up()
         return [key for key in self.runs if key not in given_up and self.store.result(key) is None]
 
     def check(self) -> None:
@@ -332,7 +319,7 @@ class Study:
                 return
             claim = self.claim(todo)
             if claim is not None:
-                self.perform(claim, stop=stop, device=device, log=log)
+                perform_run(self, claim, stop=stop, device=device, log=log)
             elif not wait and self._all_in_hand(todo):
                 return
             else:
@@ -342,67 +329,6 @@ class Study:
         """Whether runs have holders that are known to be alive. One on another machine has to be watched for that."""
         holders = self.claims.holders(keys).values()
         return bool(holders) and all(holder.certain for holder in holders)
-
-    def perform(self, claim: Claim, *, stop: Callable[[], bool], device: str | None, log: LogCallback) -> None:
-        """Do one claimed run, unless it is done or given up by now. Whatever happens, the claim is given back."""
-        key = claim.key
-        try:
-            if self.store.result(key) is not None:
-                claim.finish()
-            elif key not in self._given_up():
-                if self.store.corrupt(key):
-                    log(f"corrupt result set aside as {self.store.set_aside(key)}")
-                result = self._run(claim, stop, device, log)
-                claim.check()
-                if self.plan.keep != "none":
-                    self.store.keep_weights(key)
-                self.store.save(key, result)
-                drop_worse(self)
-                claim.finish()
-        except (Halt, Leave, LostClaimError):
-            pass
-        except FolderError:
-            raise
-        except Exception as error:
-            trouble = disk_error_behind(error)
-            if trouble is not None:
-                raise folder_error(trouble, Path(trouble.filename or self.folder)) from error
-            lost = type(error).__name__ == LOST
-            if not (lost and stop()):  # workers that end together can take a shared GPU from each other
-                self.store.add_failure(key, f"{type(error).__name__}: {error}", traceback.format_exc())
-                log(f"{self.describe(key)} went wrong: {type(error).__name__}: {error}")
-            if lost:
-                raise DeviceLostError(f"{self.describe(key)} lost its device: {first_line(error)}") from error
-        finally:
-            claim.release()
-
-    def _run(self, claim: Claim, stop: Callable[[], bool], device: str | None, log: LogCallback) -> Result:
-        def progress(event: dict[str, Any]) -> None:
-            if claim.lost:
-                raise Halt
-            if stop():
-                raise Leave
-            if "warning" in event:
-                log(f"{self.describe(claim.key)}: {event['warning']}")
-            self.store.write_progress(claim.key, event)
-            follower.progress(event)
-
-        spec = self.runs[claim.key]
-        folder = self.store.work(claim.key)
-        with folder_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with follow(
-            self.settings.track,
-            spec,
-            key=claim.key,
-            project=self.folder.absolute().name,
-            name=self.describe(claim.key),
-            folder=self.folder,
-            log=log,
-        ) as follower:
-            result = self.engine.run(spec, self.task, folder=folder, progress=progress, device=device)
-            follower.result(result)
-        return result
 
     def describe(self, key: str) -> str:
         """A run in words."""

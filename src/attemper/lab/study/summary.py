@@ -10,8 +10,9 @@ from attemper.lab.study.assessment import assess
 from attemper.lab.study.costs import cost_problem, read_costs
 from attemper.lab.study.export import how
 from attemper.lab.study.notices import notices, row_versions
-from attemper.lab.study.plan import Entry, Plan
-from attemper.lab.study.reference import as_told, cells_beside
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import Entry
+from attemper.lab.study.reference import compared_cell, reference_for_readers
 from attemper.lab.study.selection import Choice, choose, validation_of
 from attemper.lab.study.statistics import CONFIDENCE, deviation, mean
 from attemper.lab.study.store import Result
@@ -50,7 +51,7 @@ def summarise(study: Study, *, command: str = "attemper compare") -> Summary:
         "recipes": rows,
     }
     if plan.reference is not None:
-        summary["reference"] = as_told(plan.reference, plan.task)
+        summary["reference"] = reference_for_readers(plan.reference, plan.task)
     if plan.published:
         _put_beside(rows, plan)
     found = assess(summary)
@@ -183,7 +184,7 @@ def _put_beside(rows: list[dict[str, Any]], plan: Plan) -> None:
     baseline = next(row for row in rows if row["name"] == plan.baseline.name)
     for row in rows:
         cells = [asdict(each) for each in plan.published if each.name == row["name"]]
-        row["beside"] = [cells_beside(cell, row, baseline, plan.reference) for cell in cells]
+        row["beside"] = [compared_cell(cell, row, baseline, plan.reference) for cell in cells]
 
 
 def _versions(results: dict[str, Result]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from attemper.lab.study.held_plan import read_held_plan
 from attemper.lab.study.looks import schedule
-from attemper.lab.study.plan import More, Plan
+from attemper.lab.study.plan import Plan
+from attemper.lab.study.plan_rows import More
 from attemper.lab.study.study import Study
 from attemper.lab.study.summary import summarise
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.notifications import progress
 from attemper.lab.training.data import RunData
+from attemper.lab.training.devices import synchronise
 from attemper.lab.training.graph import fastest
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import choose_device
@@ -28,7 +29,7 @@ PATIENCE = 60.0
 """Seconds that may be spent on rounds; where steps are slow, fewer are made, since such steps vary less."""
 
 
-TOLD = "measuring what a step costs"
+ACTIVITY = "measuring what a step costs"
 
 
 class Cost(TypedDict):
@@ -61,25 +62,25 @@ def step_costs(
 
     rounds: at most so many; fewer where a step takes long.
     """
-    where = choose_device(device)
+    chosen = choose_device(device)
     names = list(dict.fromkeys(["none", *recipes]))
     with preserved_random_state():
         spec = RunSpec(task=task.name, model=model, recipe="none", seed=0, budget=budget)
-        data = RunData(spec, task, where)
+        data = RunData(spec, task, chosen)
         total = len(names) * (1 + rounds)
         steppers = {}
         for done, name in enumerate(names):
-            progress(TOLD, done, total)
-            steppers[name] = Stepper(dataclasses.replace(spec, recipe=name), data, where)
+            progress(ACTIVITY, done, total)
+            steppers[name] = Stepper(dataclasses.replace(spec, recipe=name), data, chosen)
         times: dict[str, Any] = {name: [] for name in names}
         begun = time.perf_counter()
         for round_ in range(rounds):
-            progress(TOLD, len(names) * (1 + round_), total)
+            progress(ACTIVITY, len(names) * (1 + round_), total)
             for name in names:
                 times[name].append(steppers[name].time())
             if round_ + 1 >= LEAST_ROUNDS and time.perf_counter() - begun > PATIENCE:
                 break
-        progress(TOLD, total, total)
+        progress(ACTIVITY, total, total)
     times = {name: np.array(each) for name, each in times.items()}
     return {name: summarise(times[name], times["none"], steppers[name].peak_memory) for name in names}
 
@@ -106,15 +107,11 @@ class Stepper:
 
     def time(self) -> float:
         """Seconds of one step."""
-        self._wait()
+        synchronise(self.device)
         begun = time.perf_counter()
         self.learn(*self.batch)
-        self._wait()
+        synchronise(self.device)
         return time.perf_counter() - begun
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def summarise(times: Floats, reference: Floats, peak_memory: int | None) -> Cost:

@@ -1,4 +1,4 @@
-"""Devices by name: whether this machine has them is found out at once, and told in one line."""
+"""Devices by name, refused in one line where this machine has none such, and waiting for one."""
 
 import torch
 
@@ -20,3 +20,9 @@ def usable_device(name: torch.device | str) -> torch.device:
             f"device is {quoted(str(name))}, and torch can use {', '.join(there)} here ({reason})."
         ) from error
     return device
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -200,13 +200,13 @@ class Run:
             self.learner.meter.reset()
         for batch, (inputs, targets) in enumerate(self.data.epoch(epoch, after=done), start=done + 1):
             self.learner.set_lr(self.rate(epoch, batch))
-            self.tell_progress(epoch, batch)
+            self.update_rates(epoch, batch)
             learn(inputs, targets)
             if self.seed_log is not None:
                 self.seed_log.note(self.steps_before(epoch, batch) + 1, self.learner.seeds)
             if self.recorder is not None and batch % self.data.accumulate == 0:
                 self.probe(self.recorder, (epoch - 1) * self.data.steps_per_epoch + batch // self.data.accumulate)
-            if self.time_to_look(batch):
+            if self.time_to_report(batch):
                 reading = self.read()
                 self.report(epoch, batch, reading.loss)
                 if reading.bad_batch is not None:
@@ -231,7 +231,7 @@ class Run:
         self.state.training_seconds += now - self.trained_since
         self.trained_since = now
 
-    def time_to_look(self, batch: int) -> bool:
+    def time_to_report(self, batch: int) -> bool:
         """Whether to read the meter. By clocks of their own, several ranks would leave an epoch at different steps."""
         if self.ranks.alone:
             return time.perf_counter() - self.last_report > REPORT_EVERY
@@ -250,7 +250,7 @@ class Run:
     def rate(self, epoch: int, batch: int) -> float:
         return learning_rate(self.budget, self.steps_before(epoch, batch), self.data.steps_per_epoch)
 
-    def tell_progress(self, epoch: int, batch: int) -> None:
+    def update_rates(self, epoch: int, batch: int) -> None:
         """Let rates follow the course of training."""
         tempered = self.learner.tempered
         tempered.progress(self.steps_before(epoch, batch) / self.steps, self.budget.epochs)

@@ -55,7 +55,7 @@ def result_of(run: Run) -> dict[str, Any]:
         "flops": count_flops(run.spec, task, data.batch_size, data.accumulate),
         "timing": timing(run),
         "made_under": state.made_under,
-        "versions": versions(run.device) | together(run),
+        "versions": versions(run.device) | ranks_of(run),
         **({"notes": list(notes)} if (notes := getattr(task, "notes", ())) else {}),
     }
     if run.folder is not None:
@@ -73,7 +73,7 @@ def measure_test(run: Run, source: Source, train: Metrics) -> tuple[Metrics, dic
     return run.ranks.from_main(lambda: examine(run.learner, run.task, source, run.spec, train, run.report_alive))
 
 
-def together(run: Run) -> dict[str, str]:
+def ranks_of(run: Run) -> dict[str, str]:
     """How many ranks made the result, and how, where there was more than one."""
     kind = "fsdp" if run.ranks.sharded else "ddp"
     return {} if run.ranks.alone else {"ranks": f"{run.ranks.size}, {kind}"}

@@ -320,13 +320,13 @@ def joined(parallel: Parallel | None = None, environment: Mapping[str, str] = os
 
 def _meet(ranks: Ranks, environment: Mapping[str, str]) -> None:
     """Connect to the other processes, as soon as all of them are there."""
-    where = ":".join(_variable(environment, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address = ":".join(_variable(environment, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
     try:
         store, _, _ = next(rendezvous("env://", timeout=datetime.timedelta(seconds=ranks.timeout)))
         ranks.form(store)
     except dist.DistError as error:
         raise RankError(
-            f"Rank {ranks.rank} of {ranks.size} cannot reach the others at {where} (MASTER_ADDR and MASTER_PORT): "
+            f"Rank {ranks.rank} of {ranks.size} cannot reach the others at {address} (MASTER_ADDR and MASTER_PORT): "
             f"{_in_short(error)}. All {ranks.size} processes must be started within {ranks.timeout:g} s, with "
             "the same address, and nothing else may listen on its port."
         ) from error

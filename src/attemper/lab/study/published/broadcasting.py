@@ -13,10 +13,12 @@ from attemper.lab.study.published.setups import (
     REPEATED,
     SHORT,
     SHORT_LR,
+    STAND_IN,
     TEACHER,
-    deit_says,
+    deit_settings,
     imagenet_sizes,
     is_on,
+    on_imagenet,
     smoke,
 )
 from attemper.lab.study.published.table import Column, Row, Size, Stated, Table, added, rows_of
@@ -25,8 +27,9 @@ CHOICES = (
     "How many runs stand behind a figure is not said; here 3 seeds at full scale, and 2 % of the training set chooses "
     "the epoch."
 )
-SAYS = "The supplement names DeiT's training, mixup, cutmix and random erasing; DeiT's paper gives their strengths."
-STAND_IN = "Small scale puts CIFAR-100 in the place of ImageNet: its figures cannot be compared."
+NAMES_DEIT = (
+    "The supplement names DeiT's training, mixup, cutmix and random erasing; DeiT's paper gives their strengths."
+)
 TOP5 = Column(title="Acc@5, %", metric="top-5", condition="top-5 accuracy on the test set")
 V2 = Column(
     title="ImageNet-V2, %", metric="elsewhere", condition="attemper evaluate FOLDER --of ROW --imagenet-v2 PATH"
@@ -76,14 +79,14 @@ def _distilled(size: str, letters: str) -> Table:
         evaluate=("calibration",),
         budget=budget,
     )
-    apart = _base_says() if base else (DROP_PATH, NO_REPEATS)
-    said = (*_on_imagenet(name, model), *deit_says(warmup=10.0 if base else 5.0), *_teacher(), *apart)
+    apart = _base_settings() if base else (DROP_PATH, NO_REPEATS)
+    settings = (*on_imagenet(name, model), *deit_settings(warmup=10.0 if base else 5.0), *_teacher(), *apart)
     return Table(
         key=f"cb-distilled-{size}",
         title=f"Context broadcasting, distilled ViT-{letters} on ImageNet",
         printed=("cb/S1", "cb/setup"),
         caveats=(
-            SAYS,
+            NAMES_DEIT,
             CHOICES,
             STAND_IN,
             "The teacher is DeiT's, a RegNetY-16GF; small and smoke runs have none, and their class and distillation "
@@ -92,19 +95,15 @@ def _distilled(size: str, letters: str) -> Table:
         columns=(Column(title="Acc@1, %"), TOP5, V2, REAL, PARAMETERS, FLOPS),
         rows=rows_of("cb/S1", titles, rows),
         sizes=sizes,
-        stated=said,
+        stated=settings,
     )
-
-
-def _on_imagenet(name: str, model: str) -> tuple[Stated, ...]:
-    return is_on((ON_IMAGENET, IMAGENET), (name, model))
 
 
 def _teacher() -> tuple[Stated, ...]:
     return (Stated(name="teacher", printed="DeiT's: a RegNetY-16GF", value=TEACHER["teacher"]),)
 
 
-def _base_says() -> tuple[Stated, ...]:
+def _base_settings() -> tuple[Stated, ...]:
     """ViT-B alone: repeated augmentation as DeiT has it, and more drop path."""
     return (
         Stated(name="drop path", printed="0.2 for ViT-B with CB", here="0.2 in all rows"),
@@ -171,11 +170,11 @@ def _other(key: str, name: str, full: str, small: str, tiny: Size, epochs: int =
         key=f"cb-{key}",
         title=f"Context broadcasting, {name} on ImageNet",
         printed=("cb/S3", "cb/setup"),
-        caveats=(SAYS, CHOICES, STAND_IN, *caveats),
+        caveats=(NAMES_DEIT, CHOICES, STAND_IN, *caveats),
         columns=(Column(title="Acc@1, %"),),
         rows=(*rows_of("cb/S3", ("ACC@1[%]",), rows), added("cb_s", "cb(cb_s)")),
         sizes=imagenet_sizes(full, small, smoke_size=tiny, epochs=epochs),
-        stated=(*is_on((ON_IMAGENET, IMAGENET), None if name == "PVTv2" else (name, full)), *deit_says(epochs)),
+        stated=(*is_on((ON_IMAGENET, IMAGENET), None if name == "PVTv2" else (name, full)), *deit_settings(epochs)),
     )
 
 
@@ -221,7 +220,8 @@ CIFAR = Table(
         ),
     },
     stated=(
-        *is_on(("CIFAR-100", "cifar100"), ("ViT-S", "vit-small(drop_path=0.1)")), *deit_says(), DROP_PATH, NO_REPEATS,
+        *is_on(("CIFAR-100", "cifar100"), ("ViT-S", "vit-small(drop_path=0.1)")),
+        *deit_settings(), DROP_PATH, NO_REPEATS,
     ),
 )  # fmt: skip
 
@@ -247,7 +247,7 @@ def _placed(key: str, table: str, what: str, option: str, places: dict[str, str]
         title=f"Context broadcasting by {what}, ViT-S on ImageNet",
         printed=(table, "cb/S6-text", "cb/setup"),
         caveats=(
-            SAYS,
+            NAMES_DEIT,
             CHOICES,
             STAND_IN,
             "1260 M is printed as the FLOPs of ViT-S without anything; table S1 has 4.6 G for its distilled twin, and "
@@ -257,7 +257,7 @@ def _placed(key: str, table: str, what: str, option: str, places: dict[str, str]
         columns=(Column(title="Acc@1, %"), TOP5, MORE_FLOPS),
         rows=(first, *found[1:]),
         sizes=sizes,
-        stated=(*_on_imagenet("ViT-S", _vit("small", 0.1)), *deit_says(), DROP_PATH, NO_REPEATS),
+        stated=(*on_imagenet("ViT-S", _vit("small", 0.1)), *deit_settings(), DROP_PATH, NO_REPEATS),
     )
 
 

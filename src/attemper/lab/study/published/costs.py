@@ -149,5 +149,5 @@ def ratio_of(recipe: str, nearest: Stored) -> float:
 def basis(cost: Cost) -> str:
     """On what an estimate rests, in a sentence."""
     scaled = "" if cost.scaled is None else f", times {cost.scaled:.2g} by the operations of a forward pass"
-    where = f"{stored()['device']}, torch {stored()['versions']['torch']}, {cost.probe.date}"
-    return f"from {cost.probe.name}{scaled}. {where}: {cost.probe.how}"
+    machine = f"{stored()['device']}, torch {stored()['versions']['torch']}, {cost.probe.date}"
+    return f"from {cost.probe.name}{scaled}. {machine}: {cost.probe.how}"

@@ -71,7 +71,7 @@ def main_rows(column: str) -> tuple[Row, ...]:
     return (NOTHING, *rows_of(printed, (title,), MAIN))
 
 
-def said(task: tuple[str, str], blocks: tuple[str, str], *, split: bool = True) -> tuple[Stated, ...]:
+def main_settings(task: tuple[str, str], blocks: tuple[str, str], *, split: bool = True) -> tuple[Stated, ...]:
     """What the paper says of every main table. blocks: how it names the network, and the model."""
     shared = Stated(name="validation", printed="30 %", value=0.3)
     return (
@@ -112,7 +112,7 @@ def _main(column: str) -> Table:
         caveats=(*SETTING, *CHOICE),
         rows=main_rows(column),
         sizes=sizes(smoke_for(name), column, "vit-cifar", (40, 200), 1e-3, {**LIKELY, "precision": "bfloat16"}, LIKELY),
-        stated=said((name, column), VIT),
+        stated=main_settings((name, column), VIT),
     )
 
 

@@ -1,6 +1,6 @@
 """Explicit dropout on GTZAN: ten genres of music, a thousand clips of 30 seconds."""
 
-from attemper.lab.study.published.explicit import CHOICE, main_rows, said, sizes
+from attemper.lab.study.published.explicit import CHOICE, main_rows, main_settings, sizes
 from attemper.lab.study.published.table import Size, Stated, Table
 
 SMOKE = Size(
@@ -30,8 +30,10 @@ GTZAN = Table(
     rows=main_rows("gtzan"),
     sizes=sizes(SMOKE, "mel:gtzan-mel.npz", ENCODER, (40, 100), 5e-4, BUDGET, BUDGET),
     stated=(
-        *said(("GTZAN, mel spectrograms through VGGish", "gtzan through VGGish"), ("an encoder of 2 layers", ENCODER),
-              split=False),
+        *main_settings(
+            ("GTZAN, mel spectrograms through VGGish", "gtzan through VGGish"), ("an encoder of 2 layers", ENCODER),
+            split=False,
+        ),
         Stated(name="tokens", printed="120", scales=("small", "full")),
     ),
 )  # fmt: skip

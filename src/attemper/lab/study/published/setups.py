@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {**DEIT, "batch_size": 512, "ema": None, "validation": 0
 SHORT_LR = 5e-4
 
 
-def deit_says(epochs: int = 300, warmup: float = 5.0) -> tuple[Stated, ...]:
+def deit_settings(epochs: int = 300, warmup: float = 5.0) -> tuple[Stated, ...]:
     """What the supplement on context broadcasting states by naming DeiT, as DeiT's paper has it."""
 
     def named(name: str, value: Any, text: str) -> Stated:
@@ -64,6 +64,12 @@ def is_on(task: tuple[str, str], model: tuple[str, str] | None = None, seeds: in
     return tuple(found)
 
 
+def on_imagenet(name: str, model: str) -> tuple[Stated, ...]:
+    """ImageNet and a model that was trained there. name: of the model, as it is printed."""
+    return is_on((ON_IMAGENET, IMAGENET), (name, model))
+
+
+STAND_IN = "Small scale puts CIFAR-100 in the place of ImageNet: its figures cannot be compared."
 NO_REPEATS = Stated(
     name="repeated augmentation",
     printed="none for ViT-Ti and ViT-S with CB",

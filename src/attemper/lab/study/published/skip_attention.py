@@ -5,20 +5,20 @@ from dataclasses import replace
 from attemper.lab.study.published.setups import (
     DEIT_OURS,
     DIGITS,
-    IMAGENET,
     NOISE,
     NOTES,
     ON_IMAGENET,
     SET_UP,
+    STAND_IN,
     cifar_sizes,
     imagenet_sizes,
     is_on,
+    on_imagenet,
     smoke,
 )
-from attemper.lab.study.published.table import BLANK, Column, Row, Size, Stated, Table, added, rows_of
+from attemper.lab.study.published.table import BLANK, Column, Row, Size, Table, added, rows_of
 
 EPS = "ε of DCT is not in the notes: 0.95 is our default. Patches before the embedding are grayed: our reading."
-STAND_IN = "Small scale puts CIFAR-100 in the place of ImageNet: its figures cannot be compared."
 TOP1 = Column(title="top-1, %")
 TOKENS = added("dct on tokens", "graying(where=tokens)", "our addition: tokens after embedding and position")
 
@@ -39,12 +39,8 @@ def _gray(key: str, name: str, model: str, small: str, tiny: Size, *, tokens: bo
         columns=(TOP1,),
         rows=(*_both(name), added("svd", "graying(svd, eps=0.7)"), *((TOKENS,) if tokens else ())),
         sizes=imagenet_sizes(model, small, smoke_size=tiny),
-        stated=_says(name, model),
+        stated=on_imagenet(name, model),
     )
-
-
-def _says(name: str, model: str) -> tuple[Stated, ...]:
-    return is_on((ON_IMAGENET, IMAGENET), (name, model))
 
 
 SMALL_B = "timm:vit_base_patch16_224(depth=3, embed_dim=32, num_heads=4, patch_size=2)"
@@ -86,7 +82,7 @@ def _epsilons() -> Table:
             VIT_B, "vit-small(drop_path=0.1)",
             smoke_size=smoke(ON_IMAGENET, SMALL_B),
         ),
-        stated=_says("ViT-B", VIT_B),
+        stated=on_imagenet("ViT-B", VIT_B),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attemper.errors import ParameterError, suggestion
@@ -205,10 +205,10 @@ class Table:
     def _reference(self, scale: str) -> dict[str, Any]:
         size = self.size(scale)
         other = {"another_task": size.stands_for} if size.stands_for else {}
-        told: dict[str, list[str]] = {}
+        by_note: dict[str, list[str]] = {}
         for row in self.rows:
-            told.setdefault(row.note, []).append(row.name)
-        notes = [*self.caveats, *(f"{', '.join(names)}: {note}." for note, names in told.items() if note)]
+            by_note.setdefault(row.note, []).append(row.name)
+        notes = [*self.caveats, *(f"{', '.join(names)}: {note}." for note, names in by_note.items() if note)]
         copies = list(dict.fromkeys(f"{each.paper.short}: we have {each.paper.copy}." for each in self.figures))
         return {
             "table": self.key,
@@ -258,8 +258,3 @@ def rows_of(printed: str, columns: tuple[str, ...], rows: Mapping[str, tuple[str
 def added(name: str, recipe: str, note: str = "our addition") -> Row:
     """A row that the publication lacks."""
     return Row(name=name, recipe=recipe, note=note)
-
-
-def noted(row: Row, note: str) -> Row:
-    """The row with a note."""
-    return replace(row, note=note)

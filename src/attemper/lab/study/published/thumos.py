@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attemper.lab.study.published.explicit import CHOICE, main_rows, said, sizes
+from attemper.lab.study.published.explicit import CHOICE, main_rows, main_settings, sizes
 from attemper.lab.study.published.table import Column, Size, Stated, Table
 
 LIKELY: dict[str, Any] = {"batch_size": 64, "warmup_epochs": 1.0, "weight_decay": 1e-4, "validation": 0.3}
@@ -54,7 +54,9 @@ def _table(key: str, features: str, column: str, task: str, about: str) -> Table
         rows=main_rows(column),
         sizes=sizes(SMOKE, task, MODEL, (5, 20), 1e-4, {**LIKELY, "precision": "bfloat16"}, LIKELY),
         stated=(
-            *said((f"THUMOS14, TSN features of {features}", TSN.get(features, "")), ("an encoder of 2 layers", MODEL)),
+            *main_settings(
+                (f"THUMOS14, TSN features of {features}", TSN.get(features, "")), ("an encoder of 2 layers", MODEL)
+            ),
             Stated(name="tokens", printed="64", scales=("small", "full")),
         ),
     )

@@ -1,4 +1,4 @@
-"""Summaries of studies that were told before: in a folder, as summary.json, or inside of a page."""
+"""Summaries of finished studies, read again: from a folder, from summary.json, or out of a page."""
 
 import json
 import re
@@ -20,7 +20,7 @@ NEEDED = ("title", "metric", "plan", "recipes")
 """What a summary has had since the first page was written."""
 
 
-def told(path: Path, root: Path | None = None) -> Summary:
+def read_summary(path: Path, root: Path | None = None) -> Summary:
     """The summary behind a study's folder, a summary.json or a page, with today's verdict.
 
     root: where this machine keeps its data; needed where a folder does not know the data's fingerprint.
@@ -29,7 +29,7 @@ def told(path: Path, root: Path | None = None) -> Summary:
         return summarise(Study(path, root=root), command=f"attemper study resume {path.name}")
     try:
         found = _in_page(path) if path.suffix == ".html" else read_json_object(path)
-        return retold(found)
+        return reassessed(found)
     except MissingFileError:
         raise StudyError(f"{path} is neither a study's folder, nor a summary.json, nor a page of a study.") from None
     except (UnreadableError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
@@ -38,7 +38,7 @@ def told(path: Path, root: Path | None = None) -> Summary:
         raise StudyError(f"{path} holds no summary of a study: {error}") from None
 
 
-def retold(summary: Summary) -> Summary:
+def reassessed(summary: Summary) -> Summary:
     """The summary with all that follows from its numbers computed anew."""
     missing = [name for name in NEEDED if name not in summary]
     if missing:
