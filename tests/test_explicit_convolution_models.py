@@ -263,7 +263,11 @@ def pointwise():
     ("make", "recipe", "message"),
     [
         (lambda: nn.Sequential(nn.Linear(4, 4)), "explicit(conv=1)", "acts on convolutions; Sequential has none"),
-        (lambda: nn.Sequential(nn.LazyConv2d(4, 3)), "explicit(conv=1)", "'0', whose weight has no shape yet"),
+        (
+            lambda: nn.Sequential(nn.LazyConv2d(4, 3)),
+            "explicit(conv=1)",
+            r"weights of '0' \(LazyConv2d\) have no shape yet",
+        ),
         (lambda: build(FAMILIES[0]), "explicit(conv=[0, 1, 1])", "would act on none of the 1 convolutions of Vision"),
         (pointwise, "explicit(conv=1, ff=1)", "would act on none of the 4 convolutions of Sequential"),
     ],

@@ -286,6 +286,16 @@ def test_something_that_is_no_module() -> None:
     wrapped_is_refused(lambda x: x, "needs a torch.nn.Module, got function", lambda: torch.zeros(()))
 
 
+@pytest.mark.parametrize("recipe", ["explicit(conv=1)", "dropkey(0.1)", "explicit(ff=1)", "cb"])
+def test_a_model_whose_weights_have_no_shape_yet(recipe: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.LazyConv1d(8, 3), nn.Flatten(2), layer)
+    with pytest.raises(NoSiteError, match=r"weights of '0' \(LazyConv1d\) have no shape yet.*; run the model once"):
+        attemper.apply(model, recipe)
+    model(torch.zeros(2, 3, 10))
+    attemper.apply(model, recipe).remove()
+
+
 # ---------------------------------------------------------------------------------------------------- implementations
 def test_an_unknown_implementation() -> None:
     refused(ParameterError, "impl must be one of auto, .*'tritn'.*Did you mean 'triton'", "dropkey(0.1)", impl="tritn")
