@@ -99,7 +99,7 @@ def test_a_structure_without_a_grid(name: str) -> None:
 
 
 def test_a_structure_larger_than_the_grid() -> None:
-    refused(ParameterError, "larger than the grid of 4 × 4", "dropkey(0.1, structure=block, w=5)")
+    refused(ParameterError, "of 4 × 4 keys of 'blocks.0.attn'; give a smaller w", "dropkey(0.1, structure=block, w=5)")
 
 
 def test_a_structure_that_fits_only_some_sites() -> None:

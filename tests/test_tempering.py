@@ -378,6 +378,8 @@ def test_a_structure_follows_the_size_of_the_images() -> None:
     attemper.apply(model, "dropkey(0.3, structure=block)")
     model.train()(image()()["args"][0])
     model(image(24)()["args"][0])
-    with pytest.raises(ParameterError, match="a block of width w=3 is larger than the grid of 2 × 2 keys"):
+    with pytest.raises(
+        ParameterError, match=r"'blocks\.0\.attn': a block of width w=3 is larger than the grid of 2 × 2"
+    ):
         model(image(16)()["args"][0])
     model.eval()(image(16)()["args"][0])

@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import ParameterError
+from attemper.errors import ParameterError, UnsupportedError
 from attemper.methods.base import Method, Place
 from attemper.ops.perturbation import Perturbation
+from attemper.ops.regions import inside_backward
 from attemper.sites import AttentionSite
 from attemper.sites.grids import grid_in_arguments, tells_grid, tokens_before
+from attemper.tempering.draws import Draws, current, is_mapped
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
 
@@ -31,15 +33,44 @@ class MapAction(Action):
     """Notes the rows and columns of a feature map that becomes keys."""
 
     control: Control
-    size: Grid | None = None
+    last: Grid | None = None
+    several: bool = False
+    """Whether maps of different sizes have come."""
 
     def acts(self, training: bool) -> bool:
         return self.control.on(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        self.size = (int(out.shape[-2]), int(out.shape[-1]))
+        self.note((int(out.shape[-2]), int(out.shape[-1])))
         return out
+
+    def note(self, size: Grid) -> None:
+        draws = self.open_pass()
+        if draws is not None:
+            draws.sizes[id(self)] = size
+        self.several |= self.last not in (None, size)
+        self.last = size
+
+    @property
+    def size(self) -> Grid | None:
+        """The map of the pass that runs now, or that is computed again; None: there was none yet."""
+        draws = self.open_pass()
+        if draws is not None and id(self) in draws.sizes:
+            return draws.sizes[id(self)]
+        if self.several and not torch.compiler.is_compiling() and inside_backward():
+            raise UnsupportedError(
+                "a backward pass computes attention again, and the grid of its keys in the pass that it repeats is not "
+                "known: images came in several sizes, and parts of the model ran without the whole model round them. "
+                "Call the model itself, or give the grid in the recipe."
+            )
+        return self.last
+
+    def open_pass(self) -> Draws | None:
+        """The pass that runs now, or that is computed again; None: none is open, or a compiler looks."""
+        if torch.compiler.is_compiling() or is_mapped():
+            return None
+        return current(self.control)
 
 
 @dataclass
@@ -57,13 +88,14 @@ class KeyGrids:
 
         prefix: as the recipe says; None: it does not. maps: the sizes that were seen inside the attention.
         """
-        if self.source is not None and self.source.size is not None:
-            maps = [self.source.size]
+        known = None if self.source is None else self.source.size
+        if known is not None:
+            maps = [known]
         prefixes = self.prefixes if prefix is None else (prefix,)
         fitting = {(grid, count) for grid in maps for count in prefixes if count + grid[0] * grid[1] == keys}
-        if not fitting and (self.source is None or self.source.size is None):
-            known = [] if self.place.grid is None else [self.place.grid]
-            fitting = {(grid, count) for grid in known for count in prefixes if count + grid[0] * grid[1] == keys}
+        if not fitting and known is None:
+            built = [] if self.place.grid is None else [self.place.grid]
+            fitting = {(grid, count) for grid in built for count in prefixes if count + grid[0] * grid[1] == keys}
         if len(fitting) != 1:
             raise ParameterError(self.unknown(keys, prefixes, maps, len(fitting) > 1))
         return next(iter(fitting))
@@ -120,7 +152,10 @@ def on_grid(
         if method.name not in asking:
             return method  # type: ignore[no-any-return]
         grid, prefix = seen.grids.find(int(keys), asking[method.name].given_prefix, seen.of_call(batch))
-        return method.on_grid(grid, prefix)  # type: ignore[no-any-return]
+        try:
+            return method.on_grid(grid, prefix)  # type: ignore[no-any-return]
+        except ParameterError as error:  # a window may be larger
+            raise ParameterError(f"{seen.grids.place.where}: {error}") from error
 
     return tuple(map(settled, methods))
 
