@@ -191,22 +191,23 @@ class Causal(nn.Module):
 class Fused(nn.Module):
     """The flag of the fused call."""
 
-    def __init__(self):
+    def __init__(self, dropout=0.0):
         super().__init__()
-        self.attn = FusedAttention()
+        self.attn = FusedAttention(dropout)
 
     def forward(self, x):
         return self.attn(x)
 
 
 class FusedAttention(nn.Module):
-    def __init__(self):
+    def __init__(self, dropout):
         super().__init__()
-        self.qkv, self.num_heads = nn.Linear(8, 24), 2
+        self.qkv, self.num_heads, self.dropout = nn.Linear(8, 24), 2, dropout
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        return out.transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("recipe", ["blur(2)", "dropkey(0.4)", "hardmask(0.5, k=2)", "blur(1) + dropattention(0.2)"])
@@ -231,6 +232,21 @@ def test_causal_attention_computes_in_the_probe_what_it_computes_in_training(how
     plain, acting = (each.item() for each in losses[1:])
     assert acting == pytest.approx(expected, rel=1e-12)
     assert plain != pytest.approx(expected, rel=1e-6), "the recipe does something here"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_causal_attention_with_a_penalty_alone_has_the_same_push(dropout):
+    model, x = Fused(dropout), torch.randn(2, 6, 8)
+
+    def loss():
+        torch.manual_seed(3)
+        return model(x).square().sum()
+
+    (alone,) = logit_push(model, loss)
+    attemper.apply(model, "explicit(v=1e-2)")
+    model(x)
+    _, penalised = logit_push(model, loss, passes=1)
+    assert penalised.slope == pytest.approx(alone.slope, rel=1e-5)
 
 
 def test_looking_at_gradients_leaves_no_trace():

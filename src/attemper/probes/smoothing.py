@@ -112,7 +112,7 @@ class LogitWatch(Action):
         return True
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        with Zeros(self, is_intercepted(module)):
+        with Zeros(self, is_perturbed(module)):
             return forward(*args, **kwargs)
 
     def zero(self, call: Seen, like: Tensor) -> Tensor:
@@ -126,23 +126,23 @@ class LogitWatch(Action):
         return zero
 
 
-def is_intercepted(module: nn.Module) -> bool:
-    """Whether a recipe serves the attention calls of a module now."""
-    actions = state_of(module).actions
-    return any(isinstance(each, AttentionAction) and each.acts(module.training) for each in actions)
+def is_perturbed(module: nn.Module) -> bool:
+    """Whether methods of a recipe act in the attention calls of a module now."""
+    actions = [each for each in state_of(module).actions if isinstance(each, AttentionAction)]
+    return any(len(each.active) > 0 and each.control.on(module.training) for each in actions)
 
 
 class Zeros(AttentionPoints):
     """Adds the zeros of a watch to logits, behind whatever a recipe does to keys.
 
-    intercepted: whether a recipe serves the calls. It must learn that they are causal, as blur asks; torch itself takes
-        no such word beside a mask.
+    perturbed: whether methods act in the calls. They must learn that these are causal, as blur asks; torch's own
+        function takes no such word beside a mask.
     """
 
-    def __init__(self, watch: LogitWatch, intercepted: bool) -> None:
+    def __init__(self, watch: LogitWatch, perturbed: bool) -> None:
         super().__init__()
         self.watch = watch
-        self.intercepted = intercepted
+        self.perturbed = perturbed
 
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
         logits = args[0] if args else kwargs["input"]
@@ -157,11 +157,11 @@ class Zeros(AttentionPoints):
         with torch._C.DisableTorchFunction():
             zero = self.watch.zero(seen_fused(*args, **kwargs), query)
             bias = zero.view(*query.shape[:-1], given["key"].shape[-2])
-            if causal and not self.intercepted:
+            if causal and not self.perturbed:
                 bias = bias.masked_fill(~torch.ones_like(bias, dtype=torch.bool).tril(), -math.inf)
             if mask is not None:
                 bias = bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask
-        given |= {"attn_mask": bias, "is_causal": causal and self.intercepted}
+        given |= {"attn_mask": bias, "is_causal": causal and self.perturbed}
         return func(**given)
 
     def multihead(self, func: Any, args: Any, kwargs: Any) -> Any:
