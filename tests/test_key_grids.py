@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attemper
-from attemper.errors import ParameterError, UnsupportedError
+from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper
 from attemper.methods.dropkey import DropKey
 from attemper.ops.perturbation import Perturbation, drop_logits
@@ -286,25 +286,20 @@ def two_passes(model: nn.Module, recipe: str, run: Callable[[Tensor], Tensor]) -
     return [gradient for gradient in gradients if gradient is not None]
 
 
+@pytest.mark.parametrize("part", [False, True])
 @pytest.mark.parametrize("recipe", ["blur(2.0, grid=2d)", "dropkey(0.3, structure=cross)"])
-def test_what_is_computed_again_has_the_grid_of_its_own_pass(recipe: str) -> None:
+def test_what_is_computed_again_has_the_grid_of_its_own_pass(recipe: str, part: bool) -> None:
+    """Of the whole model, and of a part that is run without the model round it."""
     model = timm_model("vit_tiny_patch16_224", **DYNAMIC)().double().train()
 
     def run(x: Tensor) -> Tensor:
-        out: Tensor = model(x.double())
+        out: Tensor = model.forward_features(x.double()) if part else model(x.double())
         return out
 
     plain = two_passes(model, recipe, run)
     model.set_grad_checkpointing()
     for one, other in zip(plain, two_passes(model, recipe, run), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-def test_where_no_pass_knows_the_grid_that_is_computed_again_it_is_refused() -> None:
-    model = timm_model("vit_tiny_patch16_224", **DYNAMIC)().train()
-    model.set_grad_checkpointing()
-    with pytest.raises(UnsupportedError, match="the grid of its keys in the pass that it repeats is not known"):
-        two_passes(model, "dropkey(0.3, structure=block, w=1)", model.forward_features)
 
 
 @pytest.mark.slow

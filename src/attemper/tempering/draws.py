@@ -55,8 +55,6 @@ class Draws:
         self.position = position
         self.host_seed: Tensor | None = None
         """The seed on the CPU, once somebody needed it there."""
-        self.sizes: dict[int, tuple[int, int]] = {}
-        """What tells the grid of keys → rows and columns that it had last in this pass."""
         self.notes: dict[tuple[int, int], Note] = {}
         """Site and number of the call → what is needed to draw the same again; compiled code leaves nothing here."""
 
@@ -68,9 +66,7 @@ class Draws:
 
     def copy(self) -> Draws:
         """The same at this point."""
-        same = Draws(self.seed, dict(self.calls), self.traced, self.task, self.position)
-        same.sizes = dict(self.sizes)
-        return same
+        return Draws(self.seed, dict(self.calls), self.traced, self.task, self.position)
 
 
 def run_drawing(control: Control, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attemper.errors import ParameterError, UnsupportedError
+from attemper.errors import ParameterError
 from attemper.methods.base import Method, Place
 from attemper.ops.perturbation import Perturbation
-from attemper.ops.regions import inside_backward
+from attemper.ops.regions import as_told
 from attemper.sites import AttentionSite
 from attemper.sites.grids import grid_in_arguments, tells_grid, tokens_before
-from attemper.tempering.draws import Draws, current, is_mapped
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
 
@@ -34,43 +33,21 @@ class MapAction(Action):
 
     control: Control
     last: Grid | None = None
-    several: bool = False
-    """Whether maps of different sizes have come."""
+    """Those of the map that came last."""
 
     def acts(self, training: bool) -> bool:
         return self.control.on(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        self.note((int(out.shape[-2]), int(out.shape[-1])))
+        self.last = (int(out.shape[-2]), int(out.shape[-1]))
         return out
-
-    def note(self, size: Grid) -> None:
-        draws = self.open_pass()
-        if draws is not None:
-            draws.sizes[id(self)] = size
-        self.several |= self.last not in (None, size)
-        self.last = size
 
     @property
     def size(self) -> Grid | None:
-        """The map of the pass that runs now, or that is computed again; None: there was none yet."""
-        draws = self.open_pass()
-        if draws is not None and id(self) in draws.sizes:
-            return draws.sizes[id(self)]
-        if self.several and not torch.compiler.is_compiling() and inside_backward():
-            raise UnsupportedError(
-                "a backward pass computes attention again, and the grid of its keys in the pass that it repeats is not "
-                "known: images came in several sizes, and parts of the model ran without the whole model round them. "
-                "Call the model itself, or give the grid in the recipe."
-            )
-        return self.last
-
-    def open_pass(self) -> Draws | None:
-        """The pass that runs now, or that is computed again; None: none is open, or a compiler looks."""
-        if torch.compiler.is_compiling() or is_mapped():
-            return None
-        return current(self.control)
+        """Those of the map that the keys of now are made of; None: there was none yet."""
+        size: Grid | None = as_told(id(self), self.last)
+        return size
 
 
 @dataclass
