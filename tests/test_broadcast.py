@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.errors import ConflictError, NoSiteError, ParameterError
@@ -215,6 +216,42 @@ def test_padding_of_one_pass_is_forgotten_in_the_next():
     padding[:, 2:] = True
     model(x, src_key_padding_mask=padding)
     same(model(x), encoder_by_hand(plain, x), 1e-5)
+
+
+class CheckpointedNetwork(nn.TransformerEncoderLayer):
+    """Its feed-forward network alone is computed again in backward, and its attention is not."""
+
+    again: str | None = None
+
+    def _ff_block(self, x):
+        if self.again is None:
+            return super()._ff_block(x)
+        return checkpoint(super()._ff_block, x, use_reentrant=self.again == "reentrant")
+
+
+@pytest.mark.parametrize("again", ["reentrant", "not reentrant"])
+@pytest.mark.parametrize("recipe", ["cb", "cb(hybrid, prefix=1)"])
+def test_a_network_that_is_computed_again_leaves_out_the_padding_of_its_own_pass(recipe, again):
+    torch.manual_seed(0)
+    layer = CheckpointedNetwork(16, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
+    attemper.apply(model, recipe)
+    x, padding = randn(2, 5, 16).double(), torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 2:] = True
+
+    def gradients():
+        some = model(x, src_key_padding_mask=padding)[~padding]
+        others = model(x, src_key_padding_mask=padding.flip(0))[~padding.flip(0)]
+        total = some.square().sum() + others.sum() + model(x).cos().sum()
+        model.zero_grad()
+        total.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = gradients()
+    for each in model.layers:
+        each.again = again
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["torchvision-swin", "timm-swin"])

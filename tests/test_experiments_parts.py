@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.lab.cli import main
 from attemper.lab.cli.experiment import write
 from attemper.lab.experiments import runs as running_arms
+from attemper.lab.experiments.branches import spectrum
 from attemper.lab.experiments.catalogue import EXPERIMENTS, choose_arms
 from attemper.lab.experiments.gradients import gradient_noise, mini_batches
 from attemper.lab.experiments.kept import Kept
@@ -23,6 +26,7 @@ from attemper.lab.experiments.tables import markdown, shown
 from attemper.lab.tasks.registry import open_task
 from attemper.lab.training.learner import Learner
 from attemper.lab.training.loop import run
+from attemper.probes.jacobian import branch_jacobian
 from small_experiments import BUDGET, MODELS, TASK, experiment, one
 
 
@@ -252,3 +256,20 @@ def test_on_digits_the_published_tables_come_out_again(name: str, tmp_path: Path
         assert ours["name"] == kept["name"]
         assert ours["flops"] == kept["flops"]
         assert ours["test"][0] == pytest.approx(kept["test"][0], abs=0.06)  # another CPU rounds otherwise
+
+
+def test_the_experiments_and_the_probe_of_jacobians_agree_on_what_is_zero():
+    """Half and twice of eps · 64, the share that rounding may make of a zero of 64 coordinates."""
+    eps = torch.finfo(torch.float64).eps
+    for share, zero in ((32 * eps, True), (128 * eps, False)):
+        scale = torch.ones(64, dtype=torch.float64)
+        scale[0] = share
+
+        def scaled(x: Tensor, scale: Tensor = scale) -> Tensor:
+            return x * scale
+
+        x = torch.randn(1, 64, dtype=torch.float64)
+        found, report = spectrum(scaled, x), branch_jacobian(scaled, x)
+        assert found is not None
+        assert (found.lost > 0) == zero
+        assert math.isinf(report.condition) == zero

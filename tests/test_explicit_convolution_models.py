@@ -252,6 +252,39 @@ def test_a_convolution_that_never_runs_is_an_error_of_the_first_training_pass():
         model(IMAGES)
 
 
+class ByFunction(nn.Module):
+    """A convolution of a weight of its own behind one that is a module."""
+
+    def __init__(self, trained=True, transposed=False):
+        super().__init__()
+        self.stem, self.function = nn.Conv2d(3, 4, 3), F.conv_transpose2d if transposed else F.conv2d
+        self.kernel = nn.Parameter(torch.randn(4, 4, 2, 2), requires_grad=trained)
+
+    def forward(self, x):
+        return self.function(self.stem(x), weight=self.kernel).mean((2, 3))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolution_that_is_no_module_is_an_error_of_the_first_training_pass(transposed):
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), ByFunction(transposed=transposed)).train()
+    tempered = attemper.apply(model, "explicit(conv=1)")
+    with pytest.raises(UnmetError, match=r"'1' \(ByFunction\): a convolution by torch's function"):
+        model(IMAGES)
+    tempered.remove()
+    for options in ({"partial": True}, {"targets": {"convolutions": ["0", "1.stem"]}}):
+        tempered = attemper.apply(model, "explicit(conv=1)", **options)
+        tempered.loss(lambda: model(IMAGES), lambda out: out.sum())
+        assert {row.site for row in tempered.penalties()} == {"0", "1.stem"}
+        tempered.remove()
+
+
+def test_a_fixed_filter_is_no_layer():
+    model = ByFunction(trained=False).train()
+    tempered = attemper.apply(model, "explicit(conv=1)")
+    tempered.loss(lambda: model(IMAGES), lambda out: out.sum())
+    assert [row.site for row in tempered.penalties()] == ["stem"]
+
+
 def pointwise():
     """Feed-forward networks of 1 × 1 convolutions, and no other convolution."""
     model = nn.Sequential(Block(), Block())
@@ -263,7 +296,11 @@ def pointwise():
     ("make", "recipe", "message"),
     [
         (lambda: nn.Sequential(nn.Linear(4, 4)), "explicit(conv=1)", "acts on convolutions; Sequential has none"),
-        (lambda: nn.Sequential(nn.LazyConv2d(4, 3)), "explicit(conv=1)", "'0', whose weight has no shape yet"),
+        (
+            lambda: nn.Sequential(nn.LazyConv2d(4, 3)),
+            "explicit(conv=1)",
+            r"weights of '0' \(LazyConv2d\) have no shape yet",
+        ),
         (lambda: build(FAMILIES[0]), "explicit(conv=[0, 1, 1])", "would act on none of the 1 convolutions of Vision"),
         (pointwise, "explicit(conv=1, ff=1)", "would act on none of the 4 convolutions of Sequential"),
     ],

@@ -87,6 +87,40 @@ def test_an_image_of_zeros_is_unchanged_beside_others(rescale):
     torch.testing.assert_close(out[0], power_exactly(x[:1], 0.7, rescale)[0])
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    rank=st.integers(1, 4), rows=st.integers(5, 40), columns=st.integers(5, 40), seed=st.integers(0, 99),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)  # fmt: skip
+def test_what_rounding_to_a_type_makes_of_zeros_stays_as_small(rank, rows, columns, seed, dtype):
+    x = (randn(rows, rank, seed=seed) @ randn(rank, columns, seed=seed + 1)).to(dtype)
+    rounded = torch.linalg.svdvals(x.double())[rank:]
+    after = torch.linalg.svdvals(power_exactly(x, 0.5).double())
+    # What is left is the rounding of the result, whose entries together are at most √rank as long as σ_max.
+    assert (after[rank:] <= torch.finfo(dtype).eps * after.norm()).all()
+    assert (rounded <= torch.finfo(dtype).eps * torch.linalg.matrix_norm(x.double())).all()
+
+
+def test_a_matrix_that_is_not_finite_gives_nan_and_leaves_the_others_alone():
+    x = randn(4, 5, 3)
+    x[1, 0, 0], x[2, 4, 2] = torch.nan, -torch.inf
+    x.requires_grad_()
+    out = power_exactly(x, 0.7)
+    assert out[1:3].isnan().all()
+    torch.testing.assert_close(out[[0, 3]], power_exactly(x[[0, 3]], 0.7), rtol=0, atol=0)
+    out[[0, 3]].square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("method", [TokenGraying("svd", exact=True), TokenGraying("svd"), TokenGraying("dct")], ids=str)
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)])
+def test_nothing_to_gray_is_given_back(method, shape):
+    x = torch.zeros(shape, requires_grad=True)
+    out = method.gray(x)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == shape
+
+
 # -------------------------------------------------------------------------------------------------------- the gradient
 VALUES = {
     "distinct": [2.0, 1.1, 0.7, 0.5, 0.3],

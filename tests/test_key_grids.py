@@ -276,6 +276,32 @@ def test_a_method_of_another_package_is_given_the_grid_too() -> None:
     assert reached.tolist() == [False] * 3 + [True] * 3
 
 
+def two_passes(model: nn.Module, recipe: str, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The gradients of one backward behind two passes, of wide images and of high ones that have as many patches."""
+    tempered = attemper.apply(model, recipe)
+    torch.manual_seed(1)
+    wide, high = run(images(16, 64)), run(images(64, 16))
+    gradients = torch.autograd.grad(wide.square().sum() + high.sum(), list(model.parameters()), allow_unused=True)
+    tempered.remove()
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("recipe", ["blur(2.0, grid=2d)", "dropkey(0.3, structure=cross)"])
+def test_what_is_computed_again_has_the_grid_of_its_own_pass(recipe: str, part: bool) -> None:
+    """Of the whole model, and of a part that is run without the model round it."""
+    model = timm_model("vit_tiny_patch16_224", **DYNAMIC)().double().train()
+
+    def run(x: Tensor) -> Tensor:
+        out: Tensor = model.forward_features(x.double()) if part else model(x.double())
+        return out
+
+    plain = two_passes(model, recipe, run)
+    model.set_grad_checkpointing()
+    for one, other in zip(plain, two_passes(model, recipe, run), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["dropkey(0.3, structure=block, w=1)", "blur(2.0, grid=2d)"])
 def test_compiled_and_eager_find_the_same(recipe: str) -> None:

@@ -174,6 +174,81 @@ def test_the_gradient_is_that_of_the_logits_however_attention_is_computed(name):
     assert (values[1] - values[0]) / (2 * step) == pytest.approx(slope, rel=1e-3)
 
 
+class Causal(nn.Module):
+    """Attention that sees no later token: by the flag of the fused call, or by a mask and the hint beside it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.attn = how, nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        padding = torch.arange(x.shape[1]).expand(len(x), -1) > x.shape[1] - 2 if self.how == "padded" else None
+        hinted = self.how != "unhinted"
+        return self.attn(x, x, x, padding, need_weights=False, attn_mask=hidden, is_causal=hinted)[0]
+
+
+class Fused(nn.Module):
+    """The flag of the fused call."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.attn = FusedAttention(dropout)
+
+    def forward(self, x):
+        return self.attn(x)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.qkv, self.num_heads, self.dropout = nn.Linear(8, 24), 2, dropout
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("recipe", ["blur(2)", "dropkey(0.4)", "hardmask(0.5, k=2)", "blur(1) + dropattention(0.2)"])
+@pytest.mark.parametrize("how", ["fused", "hinted", "unhinted", "padded"])
+def test_causal_attention_computes_in_the_probe_what_it_computes_in_training(how, recipe):
+    model = (Fused() if how == "fused" else Causal(how)).double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    losses = []
+
+    def loss():
+        torch.manual_seed(3)
+        losses.append(model(x).square().sum())
+        return losses[-1]
+
+    tempered = attemper.apply(model, recipe)
+    try:
+        tempered.loss(lambda: model(x), lambda out: out.sum())  # the first pass is watched
+        expected = loss().item()
+        logit_push(model, loss, passes=1)
+    finally:
+        tempered.remove()
+    plain, acting = (each.item() for each in losses[1:])
+    assert acting == pytest.approx(expected, rel=1e-12)
+    assert plain != pytest.approx(expected, rel=1e-6), "the recipe does something here"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_causal_attention_with_a_penalty_alone_has_the_same_push(dropout):
+    model, x = Fused(dropout).double(), torch.randn(2, 6, 8, dtype=torch.float64)
+
+    def loss():
+        torch.manual_seed(3)
+        return model(x).square().sum()
+
+    (alone,) = logit_push(model, loss)
+    attemper.apply(model, "explicit(v=1e-2)")
+    model(x)
+    _, penalised = logit_push(model, loss, passes=1)
+    assert penalised.slope == pytest.approx(alone.slope, rel=1e-9)
+
+
 def test_looking_at_gradients_leaves_no_trace():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.1)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

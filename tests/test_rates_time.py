@@ -1,6 +1,7 @@
 """Rates over the course of training: until, start, ramp, and the progress that drives them."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -239,3 +240,26 @@ def test_progress_of_a_recipe_without_times_is_free():
     tempered.progress(0.7)
     assert tempered.control.fraction is None
     assert tempered.summary()[0].rate == 0.3
+
+
+def test_an_average_of_passes_that_do_nothing_says_so():
+    model, x = vit().eval(), torch.randn(2, 3, 16, 16)
+    tempered = attemper.apply(model, "dropkey(0.5, until=0.5) + cb")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        early = tempered.average(lambda: model(x), 2)
+    tempered.progress(0.5)
+    with pytest.warns(
+        UserWarning, match=r"all passes of average\(\) are equal: the rates of 'dropkey\(.*\)' are 0 now"
+    ):
+        late = tempered.average(lambda: model(x), 2)
+    torch.testing.assert_close(late, model(x), rtol=0, atol=0)
+    assert not torch.equal(early, late)
+    tempered.progress(0.0)
+    tempered.set_rate(0.0)
+    with pytest.warns(UserWarning, match="are 0 now; set_rate and progress change that"):
+        tempered.average(lambda: model(x), 2)
+    tempered.remove()
+    tempered = attemper.apply(model, "cb")
+    with pytest.warns(UserWarning, match=r"no method of 'cb\(cb\)' draws random numbers"):
+        tempered.average(lambda: model(x), 2)

@@ -99,7 +99,7 @@ def test_a_structure_without_a_grid(name: str) -> None:
 
 
 def test_a_structure_larger_than_the_grid() -> None:
-    refused(ParameterError, "larger than the grid of 4 × 4", "dropkey(0.1, structure=block, w=5)")
+    refused(ParameterError, "of 4 × 4 keys of 'blocks.0.attn'; give a smaller w", "dropkey(0.1, structure=block, w=5)")
 
 
 def test_a_structure_that_fits_only_some_sites() -> None:
@@ -284,6 +284,16 @@ def test_a_forward_that_was_replaced_elsewhere_is_no_matter() -> None:
 
 def test_something_that_is_no_module() -> None:
     wrapped_is_refused(lambda x: x, "needs a torch.nn.Module, got function", lambda: torch.zeros(()))
+
+
+@pytest.mark.parametrize("recipe", ["explicit(conv=1)", "dropkey(0.1)", "explicit(ff=1)", "cb"])
+def test_a_model_whose_weights_have_no_shape_yet(recipe: str) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.LazyConv1d(8, 3), nn.Flatten(2), layer)
+    with pytest.raises(NoSiteError, match=r"weights of '0' \(LazyConv1d\) have no shape yet.*; run the model once"):
+        attemper.apply(model, recipe)
+    model(torch.zeros(2, 3, 10))
+    attemper.apply(model, recipe).remove()
 
 
 # ---------------------------------------------------------------------------------------------------- implementations

@@ -112,14 +112,14 @@ class DropKey(LearnableRate):
         if self.prefix is not None:
             check_prefix(self.prefix)
         if self.grid is not None:
-            self._check_grid()
+            object.__setattr__(self, "grid", check_grid("grid", self.grid))
+            self._check_width(self.grid)
 
-    def _check_grid(self) -> None:
-        grid = check_grid("grid", self.grid)
-        object.__setattr__(self, "grid", grid)
+    def _check_width(self, grid: tuple[int, int], where: str = "") -> None:
         if self.width > min(grid):
             raise ParameterError(
                 f"a {self.structure} of width w={self.width} is larger than the grid of {grid[0]} × {grid[1]} keys"
+                f"{where}; give a smaller w, or leave it out with targets="
             )
 
     @property
@@ -142,6 +142,7 @@ class DropKey(LearnableRate):
                 f"structure={self.structure} needs the keys to lie on an image grid, and none is known for "
                 f"{place.where}; give it as grid=[rows, columns] and prefix=n, or use structure=none"
             )
+        self._check_width(place.grid, f" of {place.where}")
         prefix = place.prefix if self.prefix is None else self.prefix
         return dataclasses.replace(here, grid=place.grid, prefix=prefix)
 

@@ -24,21 +24,29 @@ SLACK = 4
 def power_exactly(x: Tensor, eps: float, rescale: bool = True) -> Tensor:
     """X (…, n, d) with its singular values raised to eps, relative to the largest; zero ones stay zero.
 
+    Those are zero that may be nothing but the rounding of X's entries to its type. A matrix that is not finite gives
+    NaN.
+
     rescale: multiply by σ_max again, so that the largest singular value stays; False leaves it at 1.
     """
-    out: Tensor = _ExactPower.apply(x.to(torch.float64), eps, rescale)[0]
-    return out.to(x.dtype)
+    finite = x.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    wide = torch.where(finite, x, 0.0).to(torch.float64)  # of anything else there is no decomposition
+    out: Tensor = _ExactPower.apply(wide, eps, rescale, torch.finfo(x.dtype).eps / 2)[0]
+    return torch.where(finite, out.to(x.dtype), torch.nan)
 
 
 class _ExactPower(torch.autograd.Function):
-    """X (…, n, d) in float64 → X̃, and U, Σ, Vᵀ, which nothing differentiates."""
+    """X (…, n, d) in float64 → X̃, and U, Σ, Vᵀ, which nothing differentiates.
+
+    rounding: the relative error of each entry.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, eps: float, rescale: bool) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, eps: float, rescale: bool, rounding: float) -> tuple[Tensor, ...]:
         u, s, vh = torch.linalg.svd(x, full_matrices=False)
-        known = is_known(s, max(x.shape[-2:]))
+        known = is_known(s, max(x.shape[-2:]), rounding)
         top = s[..., :1]
         share = torch.where(known, s / torch.where(top > 0, top, 1.0), 1.0)
         powered = torch.where(known, share**eps * (top if rescale else 1.0), 0.0)
@@ -47,16 +55,16 @@ class _ExactPower(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, ctx.eps, ctx.rescale = inputs
+        _, ctx.eps, ctx.rescale, ctx.rounding = inputs
         out, *decomposed = output
         ctx.mark_non_differentiable(*decomposed)
         ctx.save_for_backward(out, *decomposed)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         out, u, s, vh = ctx.saved_tensors
-        known = is_known(s, max(out.shape[-2:]))
+        known = is_known(s, max(out.shape[-2:]), ctx.rounding)
         top = s[..., :1, None]
         safe = torch.where(top > 0, top, 1.0)
         over_top = _derivative(grad, u, s / safe[..., 0], vh, known, ctx.eps)
@@ -65,12 +73,17 @@ class _ExactPower(torch.autograd.Function):
         along = (grad * out).sum((-2, -1), keepdim=True) / safe
         of_top = along * ((u * weight[..., None, :]) @ vh)
         total = over_top + (1 - ctx.eps) * of_top if ctx.rescale else over_top / safe - ctx.eps * of_top
-        return torch.where(top > 0, total, grad), None, None
+        return torch.where(top > 0, total, grad), None, None, None
 
 
-def is_known(s: Tensor, side: int) -> Tensor:
-    """Which singular values (…, r), falling, are more than the rounding of zeros."""
-    return s > s[..., :1] * (SLACK * side * torch.finfo(s.dtype).eps)
+def is_known(s: Tensor, side: int, rounding: float) -> Tensor:
+    """Which singular values (…, r), falling, are more than zeros may become.
+
+    Decomposing moves them by a few units in the last place of the largest. An error of every entry moves them by its
+    own norm at most, which is its share of that of the matrix.
+    """
+    decomposing = s[..., :1] * (SLACK * side * torch.finfo(s.dtype).eps)
+    return s > torch.maximum(decomposing, rounding * s.norm(dim=-1, keepdim=True))
 
 
 def _derivative(grad: Tensor, u: Tensor, s: Tensor, vh: Tensor, known: Tensor, eps: float) -> Tensor:

@@ -177,6 +177,8 @@ class TokenGraying(Method, PatchMap, TokenMap):
         Patches on a GPU, where autocast asks for a half-precision type or they have one, are computed to about that
         accuracy; their singular values so only with an exponent of 0.6 or more, and not where `exact` is asked for.
         """
+        if 0 in x.shape[-2:]:
+            return x
         half = self.where == "patches" and _wants_half(x)
         with without_autocast(x):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -187,7 +189,7 @@ class TokenGraying(Method, PatchMap, TokenMap):
             elif self.kind == "dct":
                 out = gray_dct_in_half(wide, self.exponent, self.rescale)
             elif self.exact:
-                out = power_exactly(wide, self.exponent, self.rescale)
+                out = power_exactly(wide.to(x.dtype), self.exponent, self.rescale)
             elif half and len(self._fits) > 1:
                 out = power_singular_values_in_half(wide, self._fits[1], self.rescale)
             else:

@@ -189,10 +189,6 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
             raise ParameterError(f"p=learn needs {reason}")
 
     @property
-    def learns(self) -> bool:
-        return self.is_learnt
-
-    @property
     def rate(self) -> float:
         """p where it is a number."""
         if isinstance(self.p, str):

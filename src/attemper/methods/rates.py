@@ -156,7 +156,7 @@ class Scheduled(Timed):
     ramp: Moment | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not (self.learnable and self.is_learnt):
+        if not (self.learnable and self.learns):
             object.__setattr__(self, "p", check_rate("p", self.p))
         self.check_times()
         check_choice("match", self.match, ("max", "mean"))
@@ -171,8 +171,8 @@ class Scheduled(Timed):
                 )
 
     @property
-    def is_learnt(self) -> bool:
-        """Whether p is learnt with the weights."""
+    def learns(self) -> bool:
+        """Whether p is learnt with the weights (see `Learnable`)."""
         return isinstance(self.p, str) and self.p == "learn"
 
     @property
@@ -206,7 +206,7 @@ class Scheduled(Timed):
             return [check_rate(f"schedule({l}, {blocks})", self.schedule(l, blocks)) for l in range(blocks)]
         shape = [SHAPES[self.schedule](l, blocks) for l in range(blocks)]
         total = max(shape) if self.match == "max" else sum(shape) / blocks
-        p = START if self.is_learnt else self.p
+        p = START if self.learns else self.p
         rates = [p * part / total for part in shape]
         if max(rates) >= 1:
             raise ParameterError(
@@ -222,7 +222,7 @@ class Scheduled(Timed):
 
     @property
     def level(self) -> float | None:
-        return None if self.is_learnt else self.p
+        return None if self.learns else self.p
 
     def with_rate(self, rate: float) -> Self:
         """The same method with p = rate. A schedule given as a list or function is scaled, so that its largest rate

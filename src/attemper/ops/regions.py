@@ -2,7 +2,8 @@
 
 A random number that is drawn inside must be the same both times, whether or not somebody saves the state of the
 generator. What identifies such a region is what torch keeps until its backward pass: the frame of a checkpoint, or the
-context of an autograd function. Whatever was drawn inside is noted there, and found there when it is computed again.
+context of an autograd function. Whatever was drawn inside is noted there, and found there when it is computed again. So
+is what other parts of the model had told by then: they may have run for another batch since.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Note:
         """The backward pass that computes the region again."""
         self.taken = 0
         """How many seeds it has found so far."""
+        self.told: dict[Any, list[Any]] = {}
+        """What code inside was told by other parts of the model, whenever it asked (`as_told`)."""
+        self.asked: dict[Any, int] = {}
+        """How often it has asked in that backward pass."""
         self.replayed: list[tuple[Any, Any]] = []
         """Like `passes`, as they are in that backward pass."""
 
@@ -55,7 +60,14 @@ class Note:
         """Start from the beginning where another backward pass than before computes the region."""
         task = torch._C._current_graph_task_id()
         if task != self.task or task == -1:
-            self.task, self.taken, self.replayed = task, 0, []
+            self.task, self.taken, self.replayed, self.asked = task, 0, [], {}
+
+    def retell(self, key: Any, now: Any) -> Any:
+        """What was told when the region ran first; `now`, if it did not ask then."""
+        self.begin()
+        before, told = self.asked.get(key, 0), self.told.get(key, [])
+        self.asked[key] = before + 1
+        return told[before] if before < len(told) else now
 
 
 def inside_backward() -> bool:
@@ -101,6 +113,22 @@ def noted(holder: Any) -> Note:
         note = Note()
         setattr(holder, NOTE, note)
     return note
+
+
+def as_told(key: Any, now: Any) -> Any:
+    """What another part of the model tells now; in a region that is computed again, what it told there at first.
+
+    key: names what is asked for.
+    """
+    if torch.compiler.is_compiling() or not may_repeat():
+        return now
+    enclosing = regions()
+    if enclosing and enclosing[-1].again:
+        note = note_of(enclosing.pop().holder)
+        now = now if note is None else note.retell(key, now)
+    for region in enclosing:
+        noted(region.holder).told.setdefault(key, []).append(now)
+    return now
 
 
 def _region_of(frame: FrameType) -> Region | None:

@@ -1,5 +1,6 @@
 """The Jacobian of a branch, whole: its singular values in float64, and κ without the directions that a norm loses."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -100,13 +101,20 @@ def branch_jacobian(
         raise ParameterError(f"a Jacobian needs a tensor of floating-point numbers to differentiate by; got {_kind(x)}")
     limit = check_limit(limit, x.device)
     with torch.enable_grad(), in_float64(x.device):
-        leaf = x.detach().double().requires_grad_()
-        out = _tensor_of(function(leaf.clone()))  # the function may change its input in place
-        if skip and out.shape != leaf.shape:
-            raise ParameterError(f"skip needs an output like the input {tuple(x.shape)}; got {tuple(out.shape)}")
-        null = null_directions(norm, leaf) if norm is not None and not skip else None
-        whole = Differentiable(leaf + out if skip else out, get_gradient_edge(leaf), leaf.shape)
-        return report(whole, null=null, limit=limit)
+        leaf, branch = differentiable(function, x)
+        if not skip:
+            null = None if norm is None else null_directions(norm, leaf)
+            return report(branch, null=null, limit=limit)
+        if branch.out.shape != leaf.shape:
+            raise ParameterError(f"skip needs an output like the input {tuple(x.shape)}; got {tuple(branch.out.shape)}")
+        return report(dataclasses.replace(branch, out=leaf + branch.out), null=None, limit=limit)
+
+
+def differentiable(function: Callable[[Tensor], Any], x: Tensor) -> tuple[Tensor, Differentiable]:
+    """A copy of x in float64, and what a function makes of it. Inside of `in_float64`, with gradients."""
+    leaf = x.detach().double().requires_grad_()
+    out = _tensor_of(function(leaf.clone()))  # the function may change its input in place
+    return leaf, Differentiable(out, get_gradient_edge(leaf), leaf.shape)
 
 
 def check_limit(limit: int | None, device: torch.device) -> int:
@@ -145,13 +153,17 @@ def from_matrix(jacobian: Tensor, shape: torch.Size, null: NullDirections | None
     left_out, reason = (0, "") if null is None else (null.count, str(null))
     sigma = singular_values(jacobian, shape, null)
     largest, smallest = float(sigma[0]), float(sigma[-1])
-    rounding = largest * torch.finfo(torch.float64).eps * math.sqrt(max(jacobian.shape))
-    zeros = int((sigma <= rounding).sum())
+    zeros = int((sigma <= largest * rounding(jacobian)).sum())
     if zeros:
         said = f"{zeros} of {len(sigma)} singular values that count are 0 up to rounding"
         reason = f"{reason}; {said}" if reason else said
     condition = math.inf if zeros else largest / smallest
     return JacobianReport(condition, largest, smallest, left_out, jacobian.shape[1], True, reason)
+
+
+def rounding(jacobian: Tensor) -> float:
+    """The share of the largest singular value that one may have which is 0 but for rounding."""
+    return torch.finfo(torch.float64).eps * max(jacobian.shape)
 
 
 def _largest_alone(of: Differentiable, limit: int, identity: bool) -> JacobianReport:

@@ -16,6 +16,7 @@ a penalty on what descent pushes up, weighted by its odds. It is small for sprea
 as a row looks at a single key: the coefficient adapts to the weight.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,21 +26,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from attemper.errors import NoSiteError, ParameterError, UnmetError
 from attemper.ops.call import reachable
-from attemper.probes.attention import Seen, see
+from attemper.probes.attention import Seen
 from attemper.probes.gradients import untouched
 from attemper.probes.table import SmoothingRow
 from attemper.probes.tokens import first_tensor
-from attemper.probes.watching import find_attention, in_eval, looking, run_model
+from attemper.probes.watching import (
+    AttentionPoints,
+    find_attention,
+    in_eval,
+    looking,
+    run_model,
+    seen_fused,
+    seen_multihead,
+)
 from attemper.sites import AttentionSite
 from attemper.sites.targets import Targets
 from attemper.tempering import Tempered
-from attemper.tempering.axes import SOFTMAX, softmax_axis
-from attemper.tempering.multihead import MultiheadArguments, project, split_heads
-from attemper.tempering.subclassing import Action
+from attemper.tempering.attention import AttentionAction
+from attemper.tempering.multihead import MultiheadArguments
+from attemper.tempering.subclassing import Action, state_of
 
 EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
 """Keys are binned by their weight as a multiple of the uniform one."""
@@ -104,7 +112,7 @@ class LogitWatch(Action):
         return True
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        with Zeros(self):
+        with Zeros(self, is_perturbed(module)):
             return forward(*args, **kwargs)
 
     def zero(self, call: Seen, like: Tensor) -> Tensor:
@@ -118,65 +126,60 @@ class LogitWatch(Action):
         return zero
 
 
-class Zeros(TorchFunctionMode):
-    """Meets attention at the same three points as interception does."""
+def is_perturbed(module: nn.Module) -> bool:
+    """Whether methods of a recipe act in the attention calls of a module now."""
+    actions = [each for each in state_of(module).actions if isinstance(each, AttentionAction)]
+    return any(len(each.active) > 0 and each.control.on(module.training) for each in actions)
 
-    def __init__(self, watch: LogitWatch) -> None:
+
+class Zeros(AttentionPoints):
+    """Adds the zeros of a watch to logits, behind whatever a recipe does to keys.
+
+    perturbed: whether methods act in the calls. They must learn that these are causal, as blur asks; torch's own
+        function takes no such word beside a mask.
+    """
+
+    def __init__(self, watch: LogitWatch, perturbed: bool) -> None:
         super().__init__()
         self.watch = watch
+        self.perturbed = perturbed
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self.fused(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            return self.multihead(*args, **kwargs)
-        if func in SOFTMAX and softmax_axis(*args, **kwargs) == 3:
-            logits = args[0] if args else kwargs["input"]
-            zero = self.watch.zero(Seen(None, None, logits=logits.detach()), logits)
-            kwargs.pop("input", None)
-            return func(logits + zero, *args[1:], **kwargs)
-        return func(*args, **kwargs)
+    def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        logits = args[0] if args else kwargs["input"]
+        zero = self.watch.zero(Seen(None, None, logits=logits.detach()), logits)
+        kwargs.pop("input", None)
+        return func(logits + zero, *args[1:], **kwargs)
 
-    def fused(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        call = inspect.signature(seen_fused).bind(*args, **kwargs)
+        given = call.arguments
+        query, mask, causal = given["query"], given.get("attn_mask"), given.get("is_causal", False)
         with torch._C.DisableTorchFunction():
-            call = see(query.detach(), key.detach(), attn_mask, is_causal, scale)
-            zero = self.watch.zero(call, query)
-            bias = zero.view(*query.shape[:-1], key.shape[-2])
-            if is_causal:
+            zero = self.watch.zero(seen_fused(*args, **kwargs), query)
+            bias = zero.view(*query.shape[:-1], given["key"].shape[-2])
+            if causal and not self.perturbed:
                 bias = bias.masked_fill(~torch.ones_like(bias, dtype=torch.bool).tril(), -math.inf)
-            if attn_mask is not None:
-                bias = bias.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else bias + attn_mask
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
-        )
+            if mask is not None:
+                bias = bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask
+        given |= {"attn_mask": bias, "is_causal": causal and self.perturbed}
+        return func(**given)
 
-    def multihead(self, *args: Any, **kwargs: Any) -> Any:
+    def multihead(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = MultiheadArguments(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             with torch.no_grad():
-                q, k, _, mask = split_heads(call, *project(call))
-            hinted = call.is_causal and call.key_padding_mask is None  # the hint says that the mask is the causal one
-            zero = self.watch.zero(see(q, k, None if hinted else mask, hinted), call.query)
+                seen = seen_multihead(*args, **kwargs)
+            zero = self.watch.zero(seen, call.query)
             bias = zero.flatten(0, 1)[..., : _own_keys(call)]
             if call.attn_mask is not None:
                 own = call.attn_mask
                 bias = bias.masked_fill(own, -math.inf) if own.dtype == torch.bool else bias + own
             padding = call.key_padding_mask
-            if padding is not None and padding.dtype == torch.bool:  # both masks must be of one type
+            if padding is None and call.is_causal:  # beside padding, the word that a mask is causal replaces no mask
+                padding = bias.new_zeros((len(zero), bias.shape[-1]) if call.batched else bias.shape[-1:])
+            elif padding is not None and padding.dtype == torch.bool:  # both masks must be of one type
                 padding = torch.zeros_like(padding, dtype=bias.dtype).masked_fill(padding, -math.inf)
-        masks = {"attn_mask": bias, "key_padding_mask": padding, "is_causal": False}
-        return F.multi_head_attention_forward(**vars(call) | masks)
+        return func(**vars(call) | {"attn_mask": bias, "key_padding_mask": padding})
 
 
 def _own_keys(call: MultiheadArguments) -> int:

@@ -43,8 +43,38 @@ class AttentionWatch(Action):
             return forward(*args, **kwargs)
 
 
-class Calls(TorchFunctionMode):
-    """Sees attention at the same three points as interception does, and changes nothing."""
+class AttentionPoints(TorchFunctionMode):
+    """Meets attention at the same three points as interception does. What it does there, subclasses say."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self.fused(func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            return self.multihead(func, args, kwargs)
+        if func in SOFTMAX and softmax_axis(*args, **kwargs) == 3:
+            return self.softmax(func, args, kwargs)
+        return self.other(func, args, kwargs)
+
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`scaled_dot_product_attention`."""
+        return func(*args, **kwargs)
+
+    def multihead(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`multi_head_attention_forward`."""
+        return func(*args, **kwargs)
+
+    def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A softmax over the keys of (B, H, Nq, Nk)."""
+        return func(*args, **kwargs)
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Any other function."""
+        return func(*args, **kwargs)
+
+
+class Calls(AttentionPoints):
+    """Tells of attention calls, and changes nothing."""
 
     def __init__(self, watch: AttentionWatch) -> None:
         super().__init__()
@@ -52,26 +82,29 @@ class Calls(TorchFunctionMode):
         self.product: tuple[Tensor, Tensor] | None = None
         """Q and Kᵀ of the last product before a softmax."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            self.tell(_sdpa, args, kwargs)
-        elif func is F.multi_head_attention_forward:
-            self.tell(_multihead, args, kwargs)
-        elif func in SOFTMAX and softmax_axis(*args, **kwargs) == 3:
-            self.tell(self.softmax, args, kwargs)
-        elif func in MATMUL and args[0].dim() == args[1].dim() == 4:
-            self.product = (args[0], args[1])
-        return out
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.told(seen_fused, func, args, kwargs)
 
-    def tell(self, read: Callable[..., Seen], args: Any, kwargs: Any) -> None:
+    def multihead(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.told(seen_multihead, func, args, kwargs)
+
+    def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.told(self.seen_softmax, func, args, kwargs)
+
+    def other(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in MATMUL and args[0].dim() == args[1].dim() == 4:
+            self.product = (args[0], args[1])
+        return func(*args, **kwargs)
+
+    def told(self, read: Callable[..., Seen], func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
         self.watch.met += 1
         # No mode may see what is computed here: that of a recipe would take it for attention of the model's.
         with torch.no_grad(), torch._C.DisableTorchFunction():
             self.watch.tell(self.watch.site, read(*args, **kwargs))
+        return out
 
-    def softmax(self, input: Tensor, *_: Any, **__: Any) -> Seen:
+    def seen_softmax(self, input: Tensor, *_: Any, **__: Any) -> Seen:
         logits = input.detach()
         product, self.product = self.product, None
         if product is None or (product[0].shape[2], product[1].shape[3]) != logits.shape[2:]:
@@ -81,7 +114,7 @@ class Calls(TorchFunctionMode):
         return Seen(q.to(dtype), k.to(dtype), logits=logits)
 
 
-def _sdpa(
+def seen_fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -91,10 +124,12 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Seen:
+    """A call of `scaled_dot_product_attention`."""
     return see(query.detach(), key.detach(), attn_mask, is_causal, scale, value.detach())
 
 
-def _multihead(*args: Any, **kwargs: Any) -> Seen:
+def seen_multihead(*args: Any, **kwargs: Any) -> Seen:
+    """A call of `multi_head_attention_forward`."""
     call = MultiheadArguments(*args, **kwargs)
     q, k, v, mask = split_heads(call, *project(call))
     hinted = call.is_causal and call.key_padding_mask is None  # the hint says that the mask is the causal one

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from attemper.errors import (
     AlreadyAppliedError,
     AttemperError,
     ConflictError,
+    NoSiteError,
     ParameterError,
     UnmetError,
     WrappedModelError,
@@ -74,6 +76,7 @@ def apply(
     methods = tuple(as_methods(recipe))
     _refuse_wrapped(model)
     _refuse_tempered(model)
+    _refuse_lazy(model)
     known = ("auto", *IMPLEMENTATIONS)
     if impl not in known:
         raise ParameterError(f"impl must be one of {', '.join(known)}; got {impl!r}.{suggestion(impl, known)}")
@@ -141,6 +144,15 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise WrappedModelError(f"{where} ({kind}) is scripted; apply to the Python model instead")
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel) or kind.startswith("FSDP"):
             raise WrappedModelError(f"{where} is wrapped in {kind}; apply to the model inside, then wrap it")
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+            raise NoSiteError(
+                f"weights of {_called(name)} ({type(module).__name__}) have no shape yet, and what they are cannot be "
+                "told; run the model once, then apply"
+            )
 
 
 def _refuse_hidden(model: nn.Module, module: nn.Module) -> None:

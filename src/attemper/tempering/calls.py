@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
+from attemper.tempering.convolutions import PLAIN, TRANSPOSED
 from attemper.tempering.origins import Origins
 from attemper.tempering.padding import hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
@@ -31,14 +32,23 @@ class CallWatch(TorchFunctionMode):
     """Notes attention that runs outside of the given modules, and MLPs whose output becomes a factor.
 
     inside: names of modules whose attention is known. mlps: names of MLPs, and of their last layers. masks: whether to
-    look which of the calls hide tokens from each other.
+    look which of the calls hide tokens from each other. convolutions: names of all modules that are convolutions, where
+    those that run elsewhere are to be noted.
     """
 
     def __init__(
-        self, model: nn.Module, inside: set[str], mlps: Sequence[tuple[str, str]], masks: bool = False
+        self,
+        model: nn.Module,
+        inside: set[str],
+        mlps: Sequence[tuple[str, str]],
+        masks: bool = False,
+        convolutions: frozenset[str] | None = None,
     ) -> None:
         super().__init__()
         self.masks = masks
+        self.convolutions = convolutions
+        self.convolved: list[str] = []
+        """Modules that are no convolutions, and computed one with a weight that is trained."""
         self.names = {id(module): name for name, module in model.named_modules()}
         self.inside = inside
         self.lasts = [(name, model.get_submodule(last)) for name, last in mlps]
@@ -60,6 +70,8 @@ class CallWatch(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return out
         self.origins.after(func, args, kwargs, out)
+        if self.convolutions is not None and func in CONVOLUTIONS:
+            self.find_convolution(self.convolutions, *args, **kwargs)
         if func in FUSED:
             hides = self.masks and fused_hides(func, args, kwargs)
             self.calls.append(SeenCall(self.running(), "keys", func.__name__, hides))
@@ -85,6 +97,12 @@ class CallWatch(TorchFunctionMode):
             if call.over == "keys" and call.modules and not self.inside & set(call.modules):
                 found.setdefault(call.modules[0], []).append(call)
         return found
+
+    def find_convolution(self, known: frozenset[str], input: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
+        """Note where a convolution runs that is in no module of its own; fixed filters are no layers."""
+        modules = self.running()
+        if weight.requires_grad and modules and not known & set(modules):
+            self.convolved.append(modules[0])
 
     def find_softmax(self, args: Any, kwargs: Any, out: Tensor) -> None:
         """Remember the weights of a softmax that may be attention: not of one over channels or experts."""
@@ -213,6 +231,7 @@ WRITTEN = "a softmax written out by exp"
 FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 EXPONENTIALS = (torch.exp, Tensor.exp, Tensor.exp_, torch.exp2, Tensor.exp2)
 LAYERS = (F.linear, F.conv2d, torch.conv2d)
+CONVOLUTIONS = (*PLAIN, *TRANSPOSED)
 MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
 VIEWS = (
     Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.contiguous, Tensor.transpose, Tensor.permute,

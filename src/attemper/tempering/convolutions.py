@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from attemper.errors import NoSiteError, UnmetError
@@ -132,11 +131,6 @@ def refuse_unknown_convolution(method: str, where: str, slot: Slot | None, layer
 
     One that is computed anew at every use is, whatever it is computed from: it is seen when it is used.
     """
-    if is_lazy(cast(Tensor, layer.weight)):
-        raise NoSiteError(
-            f"{method} acts on the convolution '{where}', whose weight has no shape yet ({type(layer).__name__}); run "
-            "the model once, then apply"
-        )
     if _is_wrapped(slot, layer):
         refuse_unknown_weight(method, where, slot, layer)
         if cast(int, layer.groups) > 1:

@@ -43,6 +43,8 @@ class CoverageAction(Action):
     """Whether the recipe acts on attention, and is meant for all of it."""
     mixers: tuple[str, ...] = ()
     """The methods that mix tokens, which must not be hidden from each other."""
+    convolutions: frozenset[str] | None = None
+    """The names of all convolutions, where the recipe is meant for every one; None: it is meant for some, or none."""
     done: bool = False
     passes: int = 0
     watched: frozenset[str] = frozenset()
@@ -63,7 +65,8 @@ class CoverageAction(Action):
         self.check_replaced(module)
         if has_compiled_parts(module) or not any(True for _ in self.expected(module)):
             return forward(*args, **kwargs)
-        watch = CallWatch(module, {*self.attentions, *self.control.left_alone}, self.mlps, bool(self.mixers))
+        inside = {*self.attentions, *self.control.left_alone}
+        watch = CallWatch(module, inside, self.mlps, bool(self.mixers), self.convolutions)
         ledger = self.control.ledger
         ledger.origins = watch.origins
         try:
@@ -76,6 +79,7 @@ class CoverageAction(Action):
         self.check_calls(module, watch)
         self.check_idle(module, watch)
         if not self.control.trial and self.check_actions(module):
+            self.check_convolutions(module, watch)
             # Without gradients penalties do nothing, so that such a pass tells nothing of them.
             self.done = torch.is_grad_enabled() or not any(isinstance(m, Penalty) for m in self.control.methods)
         return out
@@ -136,6 +140,16 @@ class CoverageAction(Action):
             raise UnmetError(
                 f"{listed(module, list(dict.fromkeys(watch.written)))}: attention by exp and a sum in place of "
                 "softmax, which no method reaches. Write it as a softmax, or write partial=True if it is not meant."
+            )
+
+    def check_convolutions(self, module: nn.Module, watch: CallWatch) -> None:
+        """Raise for convolutions that are no modules: nothing stands round them."""
+        if watch.convolved and not self.control.partial:
+            raise UnmetError(
+                f"{listed(module, list(dict.fromkeys(watch.convolved)))}: a convolution by torch's function, with a "
+                "weight that is trained and outside of any convolution module, where the recipe does not act. Make it "
+                "a module such as nn.Conv2d, choose with targets={'convolutions': […]} what is meant, or write "
+                "partial=True if this is not."
             )
 
     def check_idle(self, module: nn.Module, watch: CallWatch) -> None:

@@ -251,6 +251,8 @@ class Tempered(Replay):
         """
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise ParameterError(f"passes must be a number of passes, at least 1; got {passes!r}")
+        if (reason := self.draws_nothing()) is not None:
+            warnings.warn(f"all passes of average() are equal: {reason}", stacklevel=2)
         with self.stochastic():
             total = forward()
             for _ in range(passes - 1):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Place
 from attemper.ops.perturbation import Perturbation
+from attemper.ops.regions import as_told
 from attemper.sites import AttentionSite
 from attemper.sites.grids import grid_in_arguments, tells_grid, tokens_before
 from attemper.tempering.penalties import Control
@@ -31,15 +32,22 @@ class MapAction(Action):
     """Notes the rows and columns of a feature map that becomes keys."""
 
     control: Control
-    size: Grid | None = None
+    last: Grid | None = None
+    """Those of the map that came last."""
 
     def acts(self, training: bool) -> bool:
         return self.control.on(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        self.size = (int(out.shape[-2]), int(out.shape[-1]))
+        self.last = (int(out.shape[-2]), int(out.shape[-1]))
         return out
+
+    @property
+    def size(self) -> Grid | None:
+        """Those of the map that the keys of now are made of; None: there was none yet."""
+        size: Grid | None = as_told(id(self), self.last)
+        return size
 
 
 @dataclass
@@ -57,13 +65,14 @@ class KeyGrids:
 
         prefix: as the recipe says; None: it does not. maps: the sizes that were seen inside the attention.
         """
-        if self.source is not None and self.source.size is not None:
-            maps = [self.source.size]
+        known = None if self.source is None else self.source.size
+        if known is not None:
+            maps = [known]
         prefixes = self.prefixes if prefix is None else (prefix,)
         fitting = {(grid, count) for grid in maps for count in prefixes if count + grid[0] * grid[1] == keys}
-        if not fitting and (self.source is None or self.source.size is None):
-            known = [] if self.place.grid is None else [self.place.grid]
-            fitting = {(grid, count) for grid in known for count in prefixes if count + grid[0] * grid[1] == keys}
+        if not fitting and known is None:
+            built = [] if self.place.grid is None else [self.place.grid]
+            fitting = {(grid, count) for grid in built for count in prefixes if count + grid[0] * grid[1] == keys}
         if len(fitting) != 1:
             raise ParameterError(self.unknown(keys, prefixes, maps, len(fitting) > 1))
         return next(iter(fitting))
@@ -120,7 +129,10 @@ def on_grid(
         if method.name not in asking:
             return method  # type: ignore[no-any-return]
         grid, prefix = seen.grids.find(int(keys), asking[method.name].given_prefix, seen.of_call(batch))
-        return method.on_grid(grid, prefix)  # type: ignore[no-any-return]
+        try:
+            return method.on_grid(grid, prefix)  # type: ignore[no-any-return]
+        except ParameterError as error:  # a window may be larger
+            raise ParameterError(f"{seen.grids.place.where}: {error}") from error
 
     return tuple(map(settled, methods))
 

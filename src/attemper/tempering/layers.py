@@ -12,6 +12,7 @@ from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops import fused
+from attemper.ops.regions import as_told
 from attemper.ops.stream import Stream
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
@@ -142,6 +143,8 @@ class TokenAction(Action):
         if method.mixes_tokens and not torch.compiler.is_compiling():
             self.vain = "it mixes tokens, and there was only one" if tokens.shape[1] == 1 else None
         real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.told_by)
+        if method.needs_padding:
+            real = as_told(id(self), real)
         if real is not None and real.shape != tokens.shape[:2]:
             real = None
         if stream is not None:

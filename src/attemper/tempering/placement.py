@@ -153,6 +153,7 @@ class Placement(Requirements):
                 if isinstance(method, TokenMap) and method.mixes_tokens and method.positions
                 if "mlp" not in self.sites.reached  # otherwise only what was chosen is meant
             ),
+            self.all_convolutions(),
         )
 
     def place_attention(self) -> None:

@@ -70,6 +70,15 @@ class Rates:
             self._resolve(at_moment(self.methods, self.control))
             self.control.factors = factors_of(self.methods, self.control)
 
+    def draws_nothing(self) -> str | None:
+        """Why no method draws random numbers at its rate of now; None: one does."""
+        if any(m.stochastic and not m.idle for m in at_moment(self.methods, self.control)):
+            return None
+        drawing = [m for m in self.methods if m.stochastic]
+        if not drawing:
+            return f"no method of '{describe(self.methods)}' draws random numbers"
+        return f"the rates of '{describe(drawing)}' are 0 now; set_rate and progress change that"
+
     def _forget_learnt(self, recipe: Iterable[Method]) -> None:
         """Take parameters away that no method learns any more."""
         learning = {m.name for m in recipe if isinstance(m, Learnable) and m.learns}

@@ -149,6 +149,13 @@ class Requirements:
         alone = [Place(index, convolutions, unit="convolution") for index in range(max(convolutions, 1))]
         return any(map(penalty.wants_convolution, places or alone))
 
+    def all_convolutions(self) -> frozenset[str] | None:
+        """The names of all convolutions, where penalties are meant for every one."""
+        penalties = [method for method in self.methods if isinstance(method, Penalty)]
+        if "convolutions" in self.sites.reached or not any(map(self.wants_convolutions, penalties)):
+            return None
+        return frozenset(site.name for site in self.sites.convolutions)
+
     def penalised_convolutions(self, penalty: Penalty) -> list[ConvolutionSite]:
         """Those that a penalty wants, and that none of the recipe takes as a part of attention or of an MLP."""
         penalties = [method for method in self.methods if isinstance(method, Penalty)]

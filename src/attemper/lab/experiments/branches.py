@@ -4,6 +4,9 @@ A branch is what a skip connection leads past: attention and MLP of a transforme
 channels in a mixer's, the two convolutions in a ResNet's. Both are computed for every branch, whichever of the two the
 model has: J, and J + 1 (or J and the Jacobian of the shortcut together). Directions that come out as zero, because a
 layer norm or a dead ReLU takes them away, are counted and left out of κ.
+
+The probe of Jacobians (`attemper.probes`) looks at one model, whose κ is infinite where such a direction is no norm's.
+Here networks are compared, of which those with ReLUs would all be infinite. What a zero is, both say alike.
 """
 
 import statistics
@@ -13,14 +16,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from attemper.lab.models.convmixer import MixerBlock
 from attemper.lab.models.resnet import ResidualBlock
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import SkipRemover
 from attemper.probes.float64 import in_float64
-from attemper.probes.jacobian import Differentiable, check_limit, matrix, singular_values
+from attemper.probes.jacobian import check_limit, differentiable, matrix, rounding, singular_values
 from attemper.probes.nulls import null_directions, without
 from attemper.probes.watching import in_eval
 
@@ -170,20 +172,17 @@ def spectrum(function: Function, x: Tensor, norm: Function | None = None, local:
     (8.0, 4.0, 2.0, 0.25)
     """
     with torch.enable_grad(), in_float64(x.device):
-        leaf = x.detach().double().requires_grad_()
-        out = function(leaf.clone())
-        if max(out.numel(), leaf.numel()) > check_limit(None, x.device):
+        leaf, branch = differentiable(function, x)
+        if branch.larger_side > check_limit(None, x.device):
             return None
         null = None if norm is None else null_directions(norm, leaf)
-        jacobian = matrix(Differentiable(out, get_gradient_edge(leaf), leaf.shape))
-    sides = min(jacobian.shape)
+        jacobian = matrix(branch)
+    sides, zero = min(jacobian.shape), rounding(jacobian)
     if local or max(jacobian.shape) <= SMALL:
         values = singular_values(jacobian, leaf.shape, null)
-        rounding = torch.finfo(torch.float64).eps * max(jacobian.shape)
     else:
-        values = gram_values(jacobian if null is None else without(jacobian, null))
-        rounding = (torch.finfo(torch.float64).eps * max(jacobian.shape)) ** 0.5
-    kept = values[values > rounding * values[0]]
+        values, zero = gram_values(jacobian if null is None else without(jacobian, null)), zero**0.5
+    kept = values[values > zero * values[0]]
     if not len(kept):
         return None
     middle = float(kept.sort().values[len(kept) // 2])
