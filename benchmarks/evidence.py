@@ -263,7 +263,8 @@ def tally() -> str:
 def headline() -> str:
     """The same in a sentence, with what is better."""
     better = [
-        f"`{plainest(row['recipe'])}` on {kept.name}, {points(row['difference'])} points at × {row['cost']['ratio']:.2f} the cost"
+        f"`{plainest(row['recipe'])}` on {kept.name}, {points(row['difference'])} points at "
+        f"× {row['cost']['ratio']:.2f} the cost"
         for kept, row in compared(digits=False)
         if row["decision"]["answer"] == "better"
     ]
