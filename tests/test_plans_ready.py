@@ -43,6 +43,14 @@ def test_a_ready_plan_can_be_read_and_every_recipe_of_it_fits_its_model(name: st
         check_run(spec, task)
 
 
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_ready_plan_can_be_read_and_is_named_on_a_page(path: Path) -> None:
+    plan = load_plan(path)
+    assert plan.recipes[0].name == "none"
+    docs = "".join(page.read_text(encoding="utf-8") for page in (PLANS.parent / "docs").glob("*.md"))
+    assert path.name in docs
+
+
 @pytest.mark.parametrize("name", ["vqav2-cb", "mae-graying"])
 def test_a_smoke_plan_has_the_recipes_of_its_plan(name: str) -> None:
     small, whole = (load_plan(PLANS / f"{each}.yaml") for each in (f"{name}-smoke", name))
