@@ -30,7 +30,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 class Predict:
     """Say what a trained model takes images for: labels and probabilities, for every image of a folder.
 
-    Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image.
+    Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image. Of
+    objects in images, boxes: a file in COCO's JSON with scores, and pictures.
 
     Images are treated as in training: cut to their middle square, resized, normalised. Those that cannot be decoded are
     skipped and named. Of a study, the run that is best on validation predicts.
@@ -40,6 +41,7 @@ class Predict:
       attemper predict runs/photos-vit --images photos --out predictions.csv
       attemper predict runs/photos-vit --of "dropkey(0.1)" --images photos --top 3
       attemper predict runs/streets --images photos --out masks
+      attemper predict runs/cells --images photos --out found
     """
 
     run_folder: Run
@@ -47,7 +49,8 @@ class Predict:
     """A folder with images, at any depth."""
     of: Of = None
     out: Writable = None
-    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks."""
+    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks; of
+    objects, a folder for boxes.json and pictures, or a .json file."""
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
@@ -60,10 +63,11 @@ class Predict:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from attemper.files import atomic_write
-        from attemper.lab.evaluation.trained import load_trained
+        from attemper.lab.evaluation.trained import load_predicting
         from attemper.lab.folders import folder_errors
         from attemper.lab.study.winner import find_run
         from attemper.lab.tasks.user_images import image_files
+        from attemper.lab.training.box_inputs import BoxInputs
         from attemper.lab.training.loop import choose_device
 
         for name, least in (("top", 1), ("batch_size", 1)):
@@ -73,8 +77,12 @@ class Predict:
                 )
         where = console(json=self.json)
         files = image_files(self.images)
-        trained = load_trained(find_run(self.run_folder, self.of), choose_device(self.device))
+        trained = load_predicting(find_run(self.run_folder, self.of), choose_device(self.device))
         say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        if isinstance(trained.inputs, BoxInputs):
+            from attemper.lab.cli.predicted_boxes import write_boxes
+
+            return write_boxes(trained, self.images, files, self.out, self.batch_size, json=self.json)
         if trained.inputs.numbers:
             from attemper.lab.cli.predicted_masks import write_masks
 

@@ -25,7 +25,7 @@ def write_masks(
     from rich.progress import track
 
     where, classes = console(json=json), trained.inputs.classes
-    _check_names(folder, files, out)
+    check_pictures(folder, files, out, "masks")
     found: list[tuple[str, list[float]]] = []
     skipped: list[str] = []
     for file in track(files, "predicting", console=where, transient=True, disable=not where.is_terminal):
@@ -60,17 +60,17 @@ MOST_SHOWN = 3
 """Classes of an image that are printed, unless more are asked for."""
 
 
-def _check_names(folder: Path, files: Sequence[Path], out: Path | None) -> None:
-    """Raise where masks would overwrite each other, or images."""
+def check_pictures(folder: Path, files: Sequence[Path], out: Path | None, what: str) -> None:
+    """Raise where what is written, such as masks, would overwrite each other, or images."""
     if out is None:
         return
     if out.exists() and not out.is_dir():
-        raise ParameterError(f"--out is '{out}', a file; masks go into a folder.")
+        raise ParameterError(f"--out is '{out}', a file; {what} go into a folder.")
     if out.resolve() == folder.resolve():
-        raise ParameterError("--out is the folder of the images; masks could overwrite them. Name another folder.")
+        raise ParameterError(f"--out is the folder of the images; {what} could overwrite them. Name another folder.")
     names = [file.relative_to(folder).with_suffix("").as_posix() for file in files]
     if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
-        raise ParameterError(f"'{folder}' has several images called '{twice[0]}', whose masks would have one name.")
+        raise ParameterError(f"'{folder}' has several images called '{twice[0]}', whose {what} would have one name.")
 
 
 def predict_mask(trained: Trained, file: Path) -> Tensor:
