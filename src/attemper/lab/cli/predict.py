@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 SHOWN = 20
 """Images whose prediction is printed; the file has all."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Predict:
     """Say what a trained model takes images for: labels and probabilities, for every image of a folder.
 
     Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image. Of
-    objects in images, boxes: a file in COCO's JSON with scores, and pictures.
+    objects in images, boxes: a file in COCO's JSON with scores, and pictures. Of questions about images, answers.
 
     Images are treated as in training: cut to their middle square, resized, normalised. Those that cannot be decoded are
     skipped and named. Of a study, the run that is best on validation predicts.
@@ -42,15 +41,20 @@ class Predict:
       attemper predict runs/photos-vit --of "dropkey(0.1)" --images photos --top 3
       attemper predict runs/streets --images photos --out masks
       attemper predict runs/cells --images photos --out found
+      attemper predict runs/vqa --images photos --question "What color is the ball?"
     """
 
     run_folder: Run
     images: Folder
     """A folder with images, at any depth."""
     of: Of = None
+    question: Text = None
+    """Of a run on questions about images: what is asked about every image."""
+    questions: Writable = None
+    """Of such a run: a JSON file of questions as of VQAv2, about the images whose names end with their numbers."""
     out: Writable = None
     """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks; of
-    objects, a folder for boxes.json and pictures, or a .json file."""
+    objects, a folder for boxes.json and pictures, or a .json file; of answers, a .csv or a .json file."""
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
@@ -69,6 +73,7 @@ class Predict:
         from attemper.lab.tasks.user_images import image_files
         from attemper.lab.training.box_inputs import BoxInputs
         from attemper.lab.training.loop import choose_device
+        from attemper.lab.training.question_inputs import QuestionInputs
 
         for name, least in (("top", 1), ("batch_size", 1)):
             if getattr(self, name) < least:
@@ -79,6 +84,13 @@ class Predict:
         files = image_files(self.images)
         trained = load_predicting(find_run(self.run_folder, self.of), choose_device(self.device))
         say(where, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        if isinstance(trained.inputs, QuestionInputs):
+            from attemper.lab.cli.predicted_answers import asked_of, write_answers
+
+            asked = asked_of(self.images, files, self.question, self.questions)
+            return write_answers(trained, asked, self.out, self.batch_size, json=self.json)
+        if self.question is not None or self.questions is not None:
+            raise ParameterError(f"'{self.run_folder}' was not trained on questions; leave --question(s) out.")
         if isinstance(trained.inputs, BoxInputs):
             from attemper.lab.cli.predicted_boxes import write_boxes
 
@@ -173,15 +185,13 @@ def predictions(
 
 def to_csv(found: Sequence[tuple[str, list[float]]], classes: Sequence[str]) -> str:
     """One line per image. A text that a spreadsheet would take for a formula has an apostrophe before it."""
+    from attemper.lab.study.export import harmless
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "label", "probability", *map(_harmless, classes)])
+    writer.writerow(["file", "label", "probability", *map(harmless, classes)])
     for name, row in found:
         label, probability = best(row, classes)
         shares = [f"{value:.6f}" for value in (probability, *row)]
-        writer.writerow([_harmless(name), _harmless(label), *shares])
+        writer.writerow([harmless(name), harmless(label), *shares])
     return text.getvalue()
-
-
-def _harmless(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text

@@ -17,11 +17,12 @@ from attemper.lab.models.weights import load_weights
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.training.box_inputs import BoxInputs
 from attemper.lab.training.inputs import ImageInputs
+from attemper.lab.training.question_inputs import QuestionInputs
 from attemper.lab.training.spec import RunSpec
-from attemper.lab.training.weights import BOXES, IMAGES, read_run
+from attemper.lab.training.weights import BOXES, IMAGES, QUESTIONS, read_run
 from attemper.tempering import Tempered
 
-Inputs = TypeVar("Inputs", ImageInputs, BoxInputs)
+Inputs = TypeVar("Inputs", ImageInputs, BoxInputs, QuestionInputs)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ Trained = TrainedOn[ImageInputs]
 """Of images with one class each, or with a class for every pixel."""
 TrainedFinder = TrainedOn[BoxInputs]
 """Of images with boxes."""
+TrainedAnswerer = TrainedOn[QuestionInputs]
+"""Of questions about images."""
 
 
 def read_trained(folder: Path) -> tuple[RunSpec, ImageInputs]:
@@ -65,9 +68,11 @@ def load_trained(folder: Path, device: torch.device | str = "cpu") -> Trained:
     return _loaded(weights, spec, _image_inputs(weights, spec), device)
 
 
-def load_predicting(folder: Path, device: torch.device | str = "cpu") -> Trained | TrainedFinder:
-    """The model of a finished run on images, whichever of them it predicts: a class, a mask or boxes."""
+def load_predicting(folder: Path, device: torch.device | str = "cpu") -> Trained | TrainedFinder | TrainedAnswerer:
+    """The model of a finished run on images, whatever it predicts: a class, a mask, boxes or answers."""
     weights, spec, _ = read_run(folder)
+    if QUESTIONS in weights.notes:
+        return _loaded(weights, spec, QuestionInputs.from_json(weights.notes[QUESTIONS]), device)
     if BOXES in weights.notes:
         return _loaded(weights, spec, BoxInputs.from_json(weights.notes[BOXES]), device)
     return _loaded(weights, spec, _image_inputs(weights, spec), device)

@@ -60,7 +60,7 @@ def to_csv(summary: Summary) -> str:
         cost, published, flops = row["cost"] or {}, row["published"] or {}, row.get("flops") or {}
         writer.writerow(
             [
-                *(_harmless(row[name]) for name in ("name", "recipe")),
+                *(harmless(row[name]) for name in ("name", "recipe")),
                 *(row[name] for name in CSV_START[2:]),
                 *(difference.get(name) for name in ("mean", "low", "high", "p", "adjusted")),
                 *(difference.get("alone") or (None, None)),
@@ -79,10 +79,10 @@ def to_csv(summary: Summary) -> str:
     return text.getvalue()
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """A text that no spreadsheet computes.
 
-    >>> _harmless("=1+1"), _harmless("cb")
+    >>> harmless("=1+1"), harmless("cb")
     ("'=1+1", 'cb')
     """
     return f"'{text}" if text.startswith(FORMULA) else text

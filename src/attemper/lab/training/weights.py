@@ -12,11 +12,13 @@ from attemper.files import WEIGHTS, Weights, atomic_write, parse_json, read_weig
 from attemper.lab.errors import StorageError
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.boxes.task import BoxTask
+from attemper.lab.tasks.vqa.task import QuestionTask
 from attemper.lab.training.box_inputs import BoxInputs
 from attemper.lab.training.inputs import ImageInputs
+from attemper.lab.training.question_inputs import QuestionInputs
 from attemper.lab.training.spec import RunSpec
 
-IMAGES, BOXES = "inputs", "boxes"
+IMAGES, BOXES, QUESTIONS = "inputs", "boxes", "questions"
 """The notes in which weights say what their model takes."""
 
 
@@ -24,6 +26,8 @@ def notes_of(task: Task) -> dict[str, str]:
     """What models of a task take, for whoever uses them without its data; empty where no program here could."""
     if isinstance(task, BoxTask):
         return {BOXES: BoxInputs.of(task).to_json()}
+    if isinstance(task, QuestionTask):
+        return {QUESTIONS: QuestionInputs.of(task).to_json()}
     images = ImageInputs.of(task)
     return {} if images is None else {IMAGES: images.to_json()}
 

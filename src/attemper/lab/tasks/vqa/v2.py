@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,7 @@ NO_IMAGE_NUMBER = Fault(
     "question has no image_id that is a whole number", "questions have no image_id that is a whole number"
 )
 NO_TEXT = Fault("question has no text", "questions have no text")
+NO_FILE = Fault("question is about an image that is not there", "questions are about images that are not there")
 NOT_ANNOTATED = Fault("question has no annotation", "questions have no annotation")
 OTHER_IMAGE = Fault(
     "question is about another image than its annotation", "questions are about another image than their annotation"
@@ -67,19 +68,23 @@ class Layout:
 
     @cached_property
     def _numbered(self) -> dict[int, Path]:
-        """The images by the number at the end of their names; of several, that with VQAv2's name, or the first."""
         with os.scandir(self.images) as inside:
             names = [each.name for each in inside if each.name.lower().endswith(IMAGES.endings)]
-        found: dict[int, Path] = {}
-        for name in sorted(names, key=lambda name: (not name.startswith(f"COCO_{self.part}_"), name)):
-            if digits := LAST_DIGITS.search(name):
-                found.setdefault(int(digits[1]), self.images / name)
-        return found
+        return by_number((self.images / name for name in names), f"COCO_{self.part}_")
 
     def image(self, number: int) -> Path:
         """The file of an image: COCO_train2014_000000000009.jpg, or another whose name ends with its number."""
         usual = self.images / f"COCO_{self.part}_{number:012d}.jpg"
         return self._numbered.get(number, usual)
+
+
+def by_number(files: Iterable[Path], usual: str = "COCO_") -> dict[int, Path]:
+    """Images by the number at the end of their names; of several, one that begins as usual, or the first."""
+    found: dict[int, Path] = {}
+    for file in sorted(files, key=lambda file: (not file.name.startswith(usual), file)):
+        if digits := LAST_DIGITS.search(file.name):
+            found.setdefault(int(digits[1]), file)
+    return found
 
 
 def find_layout(folder: Path, part: str) -> Layout:
@@ -156,13 +161,31 @@ def _records(file: Path, name: str) -> list[Any]:
     return found
 
 
+def read_questions(file: Path, faults: Faults) -> list[tuple[int, int, str]]:
+    """The numbers and texts of questions without answers: question, image, text. What is wrong goes to the faults."""
+    asked = _records(file, "questions")
+    seen = _numbers_of(asked)
+    found = []
+    for at, each in enumerate(asked):
+        for kind in (wrong := _wrong_question(each, seen)):
+            faults.add(kind, _place(file.name, each, at))
+        number, image = _number(each, "question_id"), _number(each, "image_id")
+        if not wrong and number is not None and image is not None:
+            found.append((number, image, each["question"]))
+    return found
+
+
+def _numbers_of(asked: list[Any]) -> Counter[int]:
+    return Counter(number for each in asked if (number := _number(each, "question_id")) is not None)
+
+
 def _read(layout: Layout, asked: list[Any], annotated: list[Any], faults: Faults) -> Part:
     """One part. Each question needs a text, one annotation about the same image, and answers."""
     file = layout.questions.name
     notes = _annotations(layout.annotations.name, annotated, faults)
-    seen = Counter(number for each in asked if (number := _number(each, "question_id")) is not None)
-    for number in notes.keys() - seen.keys():
-        faults.add(NO_QUESTION, f"{layout.annotations.name}: question_id {number}")
+    seen = _numbers_of(asked)
+    for unasked in notes.keys() - seen.keys():
+        faults.add(NO_QUESTION, f"{layout.annotations.name}: question_id {unasked}")
     images: dict[int, int] = {}
     questions = []
     for at, each in enumerate(asked):
