@@ -14,6 +14,7 @@ import tyro
 from attemper.errors import ParameterError, UnreadableError
 from attemper.lab.cli.options import Json, Of, Run, Text, Writable
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +110,7 @@ class Predict:
                 skipped += bad
                 bar.advance(line, len(names) + len(bad))
         if not found:
-            raise UnreadableError(f"None of the {len(skipped)} images in '{self.images}' can be decoded.")
+            raise UnreadableError(f"Of {counted(len(skipped), 'image')} in '{self.images}', none can be decoded.")
         classes = trained.inputs.classes
         if self.out is not None:
             with folder_errors(self.out):

@@ -95,7 +95,7 @@ def write_answers(
             skipped |= dict.fromkeys(bad)
             bar.advance(line, len(answered) + len(bad))
     if not found:
-        raise UnreadableError(f"None of the {counted(len(skipped), 'image')} can be decoded.")
+        raise UnreadableError(f"Of {counted(len(skipped), 'image')}, none can be decoded.")
     _show(where, found)
     _tell_unknown(where, answerer, asked)
     if skipped:

@@ -63,7 +63,7 @@ def write_boxes(
             if out is not None and not alone:
                 _write_picture(out / Path(found.name).with_suffix(".png"), found, image, finder.inputs.classes)
     if not every:
-        raise UnreadableError(f"None of the {counted(len(skipped), 'image')} in '{folder}' can be decoded.")
+        raise UnreadableError(f"Of {counted(len(skipped), 'image')} in '{folder}', none can be decoded.")
     _show(where, every, finder.inputs.classes)
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""

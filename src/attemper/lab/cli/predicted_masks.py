@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import ParameterError, UnreadableError
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +41,13 @@ def write_masks(
         counts = mask.flatten().bincount(minlength=len(classes)).double()
         found.append((name, (counts / counts.sum()).tolist()))
     if not found:
-        raise UnreadableError(f"None of the {len(skipped)} images in '{folder}' can be decoded.")
+        raise UnreadableError(f"Of {counted(len(skipped), 'image')} in '{folder}', none can be decoded.")
     _show(where, found, classes, max(top, MOST_SHOWN))
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         say(where, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
     if out is not None:
-        say(where, f"Written: {len(found):,} masks below {out}")
+        say(where, f"Written: {counted(len(found), 'mask')} below {out}")
     else:
         say(where, "--out FOLDER writes the masks")
     if json:
