@@ -227,5 +227,20 @@ def test_faults_of_several_files_are_told_together() -> None:
         whole.refuse("'cells'")
 
 
+def test_the_page_of_one_run_speaks_of_no_others() -> None:
+    run = {"test_details": details(0.2)}
+    row = {"name": "none", "recipe": "none", "details": details_over_seeds([run])}
+    alone = entries({"recipes": [row]})
+    table, shown = by_class.by_class(alone), by_class.pictures(alone)
+    assert table is not None
+    assert table.lead.startswith("AP class by class on the test set. ")
+    assert shown is not None
+    assert shown.lead == "Test samples that were chosen before any model saw them."
+    other = {"name": "cb", "recipe": "cb", "details": details_over_seeds([run, run])}
+    both = by_class.by_class(entries({"recipes": [row, other]}))
+    assert both is not None
+    assert "the mean over seeds: the baseline, and the best of the others" in both.lead
+
+
 def test_a_picture_says_what_it_is_in_plain_data() -> None:
     assert Picture("a", b"xy").to_dict() == {"caption": "a", "data": "eHk="}

@@ -13,11 +13,13 @@ from attemper.files import read_json
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.faults import Fault, Faults
 from attemper.lab.tasks.json_keys import Key, as_key
+from attemper.lab.tasks.notifications import progress
 
 MOST_BYTES = 2**31
 """Of a file of annotations; COCO's largest has a fifth of it."""
 MOST_BOXES = 1000
 """Of one image; what an image with more of them shows, no query can tell apart."""
+STEP = 20_000
 SLACK = 1.0
 """Pixels by which boxes reach out of their images by rounding alone."""
 PARTS = ("images", "annotations", "categories")
@@ -89,7 +91,10 @@ def read_annotations(path: Path, *, published: bool = True) -> Annotations:
         categories = _keyed(lists["categories"], "category", _category, faults)
     seen: set[Key] = set()
     for place, entry in enumerate(lists["annotations"]):
+        if place % STEP == 0:
+            progress(f"reading {path.name}", place, len(lists["annotations"]))
         _add_box(entry, place, images, categories, seen, faults)
+    progress(f"reading {path.name}", len(lists["annotations"]), len(lists["annotations"]))
     return Annotations(
         path, _usable(images.found.values(), faults), categories.found, faults, bool(lists["annotations"])
     )
