@@ -37,7 +37,7 @@ def contents(names: Sequence[str], size: tuple[int, int] = (40, 30)) -> dict[str
         annotations.append(annotation(len(annotations) + 1, at, 3 if at % 2 else 7, (2, 3, 10 + at % 7, 12)))
         if at % 3 == 0:
             annotations.append(annotation(len(annotations) + 1, at, 7, (20, 10, 15, 15)))
-    return {"images": images, "annotations": annotations, "categories": CATEGORIES}
+    return {"images": images, "annotations": annotations, "categories": [dict(each) for each in CATEGORIES]}
 
 
 def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (40, 30), seed: int = 0) -> None:

@@ -141,7 +141,7 @@ def test_files_outside_of_class_folders_are_told(tmp_path: Path) -> None:
     (folder / "bextract_single.mf").write_text("GTZAN has such lists")
     _, heard = opened(f"audio:genres({SHORT})", tmp_path)
     assert heard.notes == [
-        f"Left out, since they lie in no class folder: 1 audio files, '{folder / 'loose.wav'}' first."
+        f"Left out, since they lie in no class folder: 1 audio file, '{folder / 'loose.wav'}' first."
     ]
 
 

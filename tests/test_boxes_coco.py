@@ -124,7 +124,7 @@ def test_crowds_are_kept_for_the_metric(tmp_path: Path) -> None:
     rows = torch.cat([part.targets for part in (train, validation, task.test())]).flatten(0, 1)
     (crowd,) = rows[rows[:, CROWD] == 1]
     assert crowd[CLASS] == 1.0
-    assert any("1 crowds" in line for line in verify(f"coco:{folder}", tmp_path))
+    assert any("1 crowd" in line for line in verify(f"coco:{folder}", tmp_path))
 
 
 def test_the_fingerprint_follows_boxes_and_pixels(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_fingerprint_follows_boxes_and_pixels(tmp_path: Path) -> None:
 def test_copies_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
     folder = coco_set(tmp_path / "set")
     shutil.copy(folder / "val2017/val01.png", folder / "train2017/train01.png")
-    with pytest.warns(UserWarning, match="copies of them are held out: 1 images"):
+    with pytest.warns(UserWarning, match="copies of them are held out: 1 image for training"):
         task = opened(folder)
     assert sum(map(len, task.split(0, 0.5))) == 11
 
@@ -222,17 +222,17 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, capsys: pytest
     told = capsys.readouterr().err
     for line in (
         "2 boxes have no size: 'annotation 101' (photo01.png: 5, 5, 0 × 9); 'annotation 102'",
-        "1 boxes lie outside of their images: 'annotation 103' (photo02.png: 100, 5, 10 × 10, in 40 × 30)",
-        "1 boxes reach out of their images, and are cut off there: 'annotation 104'",
-        "1 boxes are of categories that are not listed: 'annotation 105' (category 99)",
-        "1 boxes are of images that are not listed: 'annotation 106' (image 777)",
-        "2 ids are there more than once, and only the first counts: 'image 1'; 'annotation 101'",
+        "1 box lies outside of its image: 'annotation 103' (photo02.png: 100, 5, 10 × 10, in 40 × 30)",
+        "1 box reaches out of its image, and is cut off there: 'annotation 104'",
+        "1 box is of a category that is not listed: 'annotation 105' (category 99)",
+        "1 box is of an image that is not listed: 'annotation 106' (image 777)",
+        "1 id is there more than once, and only the first counts: 'image 1'",
         "3 entries are not what COCO writes: 'annotation 107' (its bbox is not four numbers",
-        "1 file names are there more than once: 'photo02.png'",
-        "1 names of images lead out of the folder: '../secret.png'",
+        "1 file name is there more than once: 'photo02.png'",
+        "1 name of an image leads out of the folder: '../secret.png'",
         "2 images cannot be read: ",
         "nowhere.png' (No such file)",
-        "1 images have another size than the annotations say: ",
+        "1 image has another size than the annotations say: ",
         "photo06.png' (40 × 30, and not 41 × 30)",
         "or say broken=skip to leave them out",
     ):
@@ -302,7 +302,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_images_that_are_nowhere_are_told_with_the_places(tmp_path: Path) -> None:
     write_json(tmp_path / "own" / "annotations" / "instances_train.json", contents(names_of(3)))
-    with pytest.raises(DataError, match=r"such as 'photo01.png', are in none of .*own/annotations"):
+    with pytest.raises(
+        DataError, match=r"has its images nowhere: .*'photo01.png', for one, is in no folder below .*own/annotations"
+    ):
         opened(tmp_path / "own")
 
 
@@ -312,7 +314,7 @@ def test_categories_that_disagree_are_told(tmp_path: Path) -> None:
     held = json.loads(path.read_text())
     held["categories"][0]["name"] = "lynx"
     write_json(path, held)
-    with pytest.raises(DataError, match=r"categories have another name in another file: 'category 3' \(cat and lynx\)"):
+    with pytest.raises(DataError, match=r"1 category has another name in another file: 'category 3' \(cat and lynx\)"):
         opened(folder)
 
 

@@ -294,7 +294,7 @@ def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
 
 def test_a_folder_one_level_too_high_or_without_classes_is_answered_with_a_hint(tmp_path: Path) -> None:
     pictures(tmp_path / "set" / "images")
-    with pytest.raises(DataError, match=r"has 1 class folders.*Its only one, 'images', has 2: name that one instead"):
+    with pytest.raises(DataError, match=r"has 1 class folder;.*Its only one, 'images', has 2: name that one instead"):
         open_task("folder:set", tmp_path)
     with pytest.raises(DataError, match=r"has 0 class folders.*It has 10 images itself.*label='\{label\}_\*'"):
         open_task("folder:set/images/cat", tmp_path)
@@ -303,7 +303,7 @@ def test_a_folder_one_level_too_high_or_without_classes_is_answered_with_a_hint(
 def test_images_outside_of_class_folders_are_told(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "set")
     picture(5).save(folder / "loose.png")
-    assert "1 images, " in opened("folder:set(size=8)", tmp_path)[1].notes[0]
+    assert "1 image, " in opened("folder:set(size=8)", tmp_path)[1].notes[0]
 
 
 def test_copies_are_on_one_side_and_those_in_two_classes_are_named(tmp_path: Path) -> None:
@@ -325,4 +325,4 @@ def test_copies_of_test_images_are_not_trained_on(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "set/test/cat/0.png", tmp_path / "set/train/cat/again.png")
     task, heard = opened("folder:set(size=8)", tmp_path)
     assert (sum(map(len, task.split(0, 0.5))), len(task.test())) == (8, 4)
-    assert heard.notes[-1].endswith("1 images for training.")
+    assert heard.notes[-1].endswith("1 image for training.")

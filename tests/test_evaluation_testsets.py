@@ -99,7 +99,7 @@ def test_images_that_cannot_be_decoded_are_skipped_and_named(tmp_path: Path) -> 
 def test_a_set_of_which_nothing_can_be_decoded_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "a.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"None of the 1 images of ImageNet-V2 can be decoded; '.*a\.png'"):
+    with pytest.raises(DataError, match=r"Of 1 image of ImageNet-V2, none can be decoded; '.*a\.png'"):
         evaluate_test_set(Grey(), open_imagenet_v2(tmp_path, size=8, classes=12))
 
 

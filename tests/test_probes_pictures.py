@@ -155,7 +155,7 @@ def test_images_that_cannot_be_decoded_are_skipped_and_named(photos):
 def test_a_folder_without_a_single_image_is_an_error(photos, tmp_path):
     for name in ("0.png", "1.png", "2.png", "deep/grey.jpg"):
         (photos / name).unlink()
-    with pytest.raises(DataError, match=r"None of the 2 images in '.*photos' can be decoded: broken.png, text.jpg"):
+    with pytest.raises(DataError, match=r"Of 2 images in '.*photos', none can be decoded: broken.png, text.jpg"):
         read_images(photos, 16, 10)
     with pytest.raises(DataError, match="has no image in it"):
         read_images(photos / "deep", 16, 10)

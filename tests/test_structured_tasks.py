@@ -24,7 +24,7 @@ from attemper.lab.study.result_shape import misshapen
 from attemper.lab.study.summary import details_over_seeds
 from attemper.lab.tasks.base import Tallied, measured, output_of
 from attemper.lab.tasks.classification import Metrics, class_table
-from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.faults import UNREADABLE, Fault, Faults
 from attemper.lab.tasks.pictures import (
     MOST_BYTES,
     Picture,
@@ -199,17 +199,20 @@ def test_cautions_about_other_metrics_do_not_speak_of_accuracy() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
+NO_SIZE = Fault("box has no size", "boxes have no size")
+
+
 def test_everything_that_is_wrong_is_told_at_once_in_bounded_length() -> None:
     faults = Faults()
     for number in range(1000):
-        faults.add("boxes have no size", f"box {number}")
-    faults.add("images cannot be read", "a\nb.jpg", "it is empty")
+        faults.add(NO_SIZE, f"box {number}")
+    faults.add(UNREADABLE, "a\nb.jpg", "it is empty")
     with pytest.raises(DataError) as raised:
         faults.settle("'cells'", "refuse")
     text = str(raised.value)
     assert "1,000 boxes have no size" in text
     assert "and 990 more" in text
-    assert "1 images cannot be read: 'a\\nb.jpg' (it is empty)" in text
+    assert "1 image cannot be read: 'a\\nb.jpg' (it is empty)" in text
     assert len(text) < 1000
     assert len(faults.settle("'cells'", "skip")) == 2
     assert Faults().settle("'cells'", "refuse") == []
@@ -217,11 +220,26 @@ def test_everything_that_is_wrong_is_told_at_once_in_bounded_length() -> None:
 
 def test_faults_of_several_files_are_told_together() -> None:
     whole, part = Faults(), Faults()
-    part.add("boxes have no size", "box 1")
+    part.add(NO_SIZE, "box 1")
     whole.merge(part, "train.json")
-    assert whole.lines() == ["1 boxes have no size: 'train.json: box 1'"]
+    assert whole.lines() == ["1 box has no size: 'train.json: box 1'"]
     with pytest.raises(DataError, match="cannot be used"):
         whole.refuse("'cells'")
+
+
+def test_the_page_of_one_run_speaks_of_no_others() -> None:
+    run = {"test_details": details(0.2)}
+    row = {"name": "none", "recipe": "none", "details": details_over_seeds([run])}
+    alone = entries({"recipes": [row]})
+    table, shown = by_class.by_class(alone), by_class.pictures(alone)
+    assert table is not None
+    assert table.lead.startswith("AP class by class on the test set. ")
+    assert shown is not None
+    assert shown.lead == "Test samples that were chosen before any model saw them."
+    other = {"name": "cb", "recipe": "cb", "details": details_over_seeds([run, run])}
+    both = by_class.by_class(entries({"recipes": [row, other]}))
+    assert both is not None
+    assert "the mean over seeds: the baseline, and the best of the others" in both.lead
 
 
 def test_a_picture_says_what_it_is_in_plain_data() -> None:

@@ -181,7 +181,7 @@ def test_a_bad_folder_is_named_with_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'nowhere' is not a folder"):
         open_task("folder:nowhere", tmp_path)
     make_folder(tmp_path / "one", ["cat"], 2)
-    with pytest.raises(DataError, match="has 1 class folders; there must be at least 2"):
+    with pytest.raises(DataError, match="has 1 class folder; there must be at least 2"):
         open_task("folder:one", tmp_path)
     make_folder(tmp_path / "empty", ["cat", "dog"], 0)
     with pytest.raises(DataError, match=r"2 of 2 class folders have no images in them: .*cat'; .*dog' \(looked for"):

@@ -127,9 +127,20 @@ def _words(annotation: Any) -> tuple[Any, ...]:
     return tuple(word for each in typing.get_args(annotation) for word in _words(each))
 
 
+def _dotted(node: ast.expr) -> str:
+    """A name with dots, such as timm's resnet18.a1_in1k."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    raise ValueError("a word with dots has something else before them")
+
+
 def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
         return {"true": True, "false": False, "none": None}.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return _dotted(node)
     value = ast.literal_eval(node)
     if isinstance(value, int | float) and not abs(value) < 2**63:
         raise ValueError("a number is larger than any that can be meant")

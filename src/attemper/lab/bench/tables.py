@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attemper.lab.bench.results import LoopReport, LoopRow, OpsRow, Report, Shape, StepReport, StepRow
 from attemper.lab.bench.targets import LOOP, OPS, STEP
+from attemper.lab.counting import counted
 
 CLOCKS = {"wall": "wall time", "cpu": "processor time", "cuda events": "CUDA events"}
 WORDS = ("", "regularised by", "recipe", "cell")
@@ -44,14 +45,9 @@ def about(report: Report) -> list[str]:
         lines += [f"{name}: {what}" for name, what in report.models.items()]
     elif report.ceiling_tflops is not None:
         lines.append(f"a large matrix product reaches {number(report.ceiling_tflops)} TFLOP/s")
-    threads = f", {plural(machine.threads, 'CPU thread')}" if machine.threads else ""
+    threads = f", {counted(machine.threads, 'CPU thread')}" if machine.threads else ""
     lines.append(f"medians over {head.rounds} rounds, {CLOCKS.get(head.clock, head.clock)}{threads}")
     return [*lines, head.note] if head.note else lines
-
-
-def plural(count: int, word: str) -> str:
-    """Such as '1 thread' and '2 threads'."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def full_tables(report: Report) -> list[Table]:

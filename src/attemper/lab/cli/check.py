@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attemper.lab.cli.options import Json, Numbers, Suites
 from attemper.lab.cli.plan_options import PlanOptions
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from attemper.lab.tasks.base import Task
@@ -54,8 +55,9 @@ class CheckCommand(PlanOptions):
         say(
             console(),
             *(f"note: {note}" for note in plan.notes),
-            f"{plan.title or f'{plan.task} · {plan.model}'}: {len(recipes)} recipes × {len(plan.seeds)} seeds × "
-            f"{len(plan.lr)} learning rates, {len(runs)} runs of {plan.budget.epochs} epochs.",
+            f"{plan.title or f'{plan.task} · {plan.model}'}: {counted(len(recipes), 'recipe')} × "
+            f"{counted(len(plan.seeds), 'seed')} × {counted(len(plan.lr), 'learning rate')}, "
+            f"{counted(len(runs), 'run')} of {counted(plan.budget.epochs, 'epoch')}.",
             f"Every recipe runs with {plan.model} on {task.name}."
             if len(tried) == len(recipes)
             else f"{len(tried)} of them were tried, and run with {plan.model} on {task.name}; --all tries every one.",

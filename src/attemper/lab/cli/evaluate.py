@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attemper.errors import ParameterError
 from attemper.lab.cli.options import Data, Json, Of, Run, Suites, Text, Writable
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from attemper.lab.evaluation.runs import FinishedRun
@@ -87,7 +88,10 @@ class Evaluate:
             )
         found = {"spec": finished.spec.to_dict(), **found, "test_sets": self._evaluated(finished, others)}
         page = self._write(found, folder, _page(found), screen)
-        say(screen, f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {found['images']} images")
+        say(
+            screen,
+            f"{finished.spec.recipe}: accuracy {100 * found['accuracy']:.2f} % on {counted(found['images'], 'image')}",
+        )
         show_evaluation(screen, found)
         _show_test_sets(screen, found)
         self._end(found, page, screen)
@@ -225,5 +229,8 @@ def _show_test_sets(screen: Any, found: dict[str, Any]) -> None:
     for other in found["test_sets"]:
         skipped = other["skipped"]
         names = f" ({', '.join(skipped['files'])}{', …' if skipped['count'] > len(skipped['files']) else ''})"
-        undecoded = f"; {skipped['count']} could not be decoded{names}" if skipped["count"] else ""
-        say(screen, f"{other['name']}: accuracy {100 * other['accuracy']:.2f} % on {other['images']} images{undecoded}")
+        broken = f"; {skipped['count']} could not be decoded{names}" if skipped["count"] else ""
+        say(
+            screen,
+            f"{other['name']}: accuracy {100 * other['accuracy']:.2f} % on {counted(other['images'], 'image')}{broken}",
+        )

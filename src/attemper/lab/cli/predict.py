@@ -14,6 +14,7 @@ import tyro
 from attemper.errors import ParameterError, UnreadableError
 from attemper.lab.cli.options import Json, Of, Run, Text, Writable
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,8 @@ SHOWN = 20
 class Predict:
     """Say what a trained model takes images for: labels and probabilities, for every image of a folder.
 
-    Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image.
+    Of a segmentation, masks are written: a PNG with the number of a class for every pixel, as large as its image. Of
+    objects in images, boxes: a file in COCO's JSON with scores, and pictures. Of questions about images, answers.
 
     Images are treated as in training: cut to their middle square, resized, normalised. Those that cannot be decoded are
     skipped and named. Of a study, the run that is best on validation predicts.
@@ -39,14 +41,21 @@ class Predict:
       attemper predict runs/photos-vit --images photos --out predictions.csv
       attemper predict runs/photos-vit --of "dropkey(0.1)" --images photos --top 3
       attemper predict runs/streets --images photos --out masks
+      attemper predict runs/cells --images photos --out found
+      attemper predict runs/vqa --images photos --question "What color is the ball?"
     """
 
     run_folder: Run
     images: Folder
     """A folder with images, at any depth."""
     of: Of = None
+    question: Text = None
+    """Of a run on questions about images: what is asked about every image."""
+    questions: Writable = None
+    """Of such a run: a JSON file of questions as of VQAv2, about the images whose names end with their numbers."""
     out: Writable = None
-    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks."""
+    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks; of
+    objects, a folder for boxes.json and pictures, or a .json file; of answers, a .csv or a .json file."""
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
@@ -59,11 +68,13 @@ class Predict:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         from attemper.files import atomic_write
-        from attemper.lab.evaluation.trained import load_trained
+        from attemper.lab.evaluation.trained import load_predicting
         from attemper.lab.folders import folder_errors
         from attemper.lab.study.winner import find_run
         from attemper.lab.tasks.user_images import image_files
+        from attemper.lab.training.box_inputs import BoxInputs
         from attemper.lab.training.loop import choose_device
+        from attemper.lab.training.question_inputs import QuestionInputs
 
         for name, least in (("top", 1), ("batch_size", 1)):
             if getattr(self, name) < least:
@@ -72,8 +83,19 @@ class Predict:
                 )
         screen = console(json=self.json)
         files = image_files(self.images)
-        trained = load_trained(find_run(self.run_folder, self.of), choose_device(self.device))
+        trained = load_predicting(find_run(self.run_folder, self.of), choose_device(self.device))
         say(screen, f"{trained.spec.model} with '{trained.spec.recipe}', seed {trained.spec.seed}: {trained.path}")
+        if isinstance(trained.inputs, QuestionInputs):
+            from attemper.lab.cli.predicted_answers import asked_of, write_answers
+
+            asked = asked_of(self.images, files, self.question, self.questions)
+            return write_answers(trained, asked, self.out, self.batch_size, json=self.json)
+        if self.question is not None or self.questions is not None:
+            raise ParameterError(f"'{self.run_folder}' was not trained on questions; leave --question(s) out.")
+        if isinstance(trained.inputs, BoxInputs):
+            from attemper.lab.cli.predicted_boxes import write_boxes
+
+            return write_boxes(trained, self.images, files, self.out, self.batch_size, json=self.json)
         if trained.inputs.numbers:
             from attemper.lab.cli.predicted_masks import write_masks
 
@@ -88,7 +110,7 @@ class Predict:
                 skipped += bad
                 bar.advance(line, len(names) + len(bad))
         if not found:
-            raise UnreadableError(f"None of the {len(skipped)} images in '{self.images}' can be decoded.")
+            raise UnreadableError(f"Of {counted(len(skipped), 'image')} in '{self.images}', none can be decoded.")
         classes = trained.inputs.classes
         if self.out is not None:
             with folder_errors(self.out):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attemper.errors import ParameterError, UnreadableError
 from attemper.lab.cli.printing import console, print_json, say
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ def write_masks(
     from rich.progress import track
 
     screen, classes = console(json=json), trained.inputs.classes
-    _check_names(folder, files, out)
+    check_pictures(folder, files, out, "masks")
     found: list[tuple[str, list[float]]] = []
     skipped: list[str] = []
     for file in track(files, "predicting", console=screen, transient=True, disable=not screen.is_terminal):
@@ -40,13 +41,13 @@ def write_masks(
         counts = mask.flatten().bincount(minlength=len(classes)).double()
         found.append((name, (counts / counts.sum()).tolist()))
     if not found:
-        raise UnreadableError(f"None of the {len(skipped)} images in '{folder}' can be decoded.")
+        raise UnreadableError(f"Of {counted(len(skipped), 'image')} in '{folder}', none can be decoded.")
     _show(screen, found, classes, max(top, MOST_SHOWN))
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         say(screen, f"note: skipped, since they cannot be decoded ({len(skipped)}): {', '.join(skipped[:5])}{more}")
     if out is not None:
-        say(screen, f"Written: {len(found):,} masks below {out}")
+        say(screen, f"Written: {counted(len(found), 'mask')} below {out}")
     else:
         say(screen, "--out FOLDER writes the masks")
     if json:
@@ -60,17 +61,17 @@ MOST_SHOWN = 3
 """Classes of an image that are printed, unless more are asked for."""
 
 
-def _check_names(folder: Path, files: Sequence[Path], out: Path | None) -> None:
-    """Raise where masks would overwrite each other, or images."""
+def check_pictures(folder: Path, files: Sequence[Path], out: Path | None, what: str) -> None:
+    """Raise where what is written, such as masks, would overwrite each other, or images."""
     if out is None:
         return
     if out.exists() and not out.is_dir():
-        raise ParameterError(f"--out is '{out}', a file; masks go into a folder.")
+        raise ParameterError(f"--out is '{out}', a file; {what} go into a folder.")
     if out.resolve() == folder.resolve():
-        raise ParameterError("--out is the folder of the images; masks could overwrite them. Name another folder.")
+        raise ParameterError(f"--out is the folder of the images; {what} could overwrite them. Name another folder.")
     names = [file.relative_to(folder).with_suffix("").as_posix() for file in files]
     if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
-        raise ParameterError(f"'{folder}' has several images called '{twice[0]}', whose masks would have one name.")
+        raise ParameterError(f"'{folder}' has several images called '{twice[0]}', whose {what} would have one name.")
 
 
 def predict_mask(trained: Trained, file: Path) -> Tensor:

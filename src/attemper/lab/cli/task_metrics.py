@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attemper.errors import ParameterError
+from attemper.lab.counting import counted
 
 if TYPE_CHECKING:
     from attemper.lab.evaluation.runs import FinishedRun
@@ -56,7 +57,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     primary, metrics = found["metric"], found["metrics"]
     names = [primary, *(name for name in metrics if name != primary)]
     each = ", ".join(f"{name} {_shown(name, metrics[name])}" for name in names)
-    return [f"{found['spec']['recipe']}: {each}, on {found['samples']:,} test samples"]
+    return [f"{found['spec']['recipe']}: {each}, on {counted(found['samples'], 'test sample')}"]
 
 
 def _shown(name: str, value: float | None) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attemper.errors import UnreadableError, first_line
 from attemper.files import read_json
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.evaluation.attacks import at_rest
 from attemper.lab.evaluation.measure import Network, to_pixels
@@ -67,9 +68,8 @@ class TestSet:
                     yield torch.stack(read), [self.labels[start + at] for at in kept]
         if len(self.skipped) == len(self.files):
             file, reason = self.skipped[0]
-            raise DataError(
-                f"None of the {len(self.files)} images of {self.name} can be decoded; '{file}', for one: {reason}"
-            )
+            every = counted(len(self.files), "image")
+            raise DataError(f"Of {every} of {self.name}, none can be decoded; '{file}', for one: {reason}")
 
     def _read(self, file: Path) -> Tensor | str:
         try:

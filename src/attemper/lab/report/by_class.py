@@ -47,11 +47,13 @@ def by_class(ranked: Sequence[Entry]) -> Section | None:
     hollow = f"Filled: {pair[-1].name}. Hollow: {pair[0].name}." if two else ""
     chart = dots(rows, title=f"{metric} by class", axis=Axis(label=f"{metric}, %"), note=hollow)
     body = table(columns, cells, caption=f"{metric} by class", sortable=True, sorted_by=0)
+    over = ", the mean over seeds" if any(entry.raw["details"].get("runs", 1) > 1 for entry in pair) else ""
+    whose = ": the baseline, and the best of the others" if two else ""
     return Section(
         heading="Classes",
         lead=(
-            f"{metric} class by class on the test set, the mean over seeds: the baseline, and the best of the others. "
-            "Classes with few samples are less sure than the whole."
+            f"{metric} class by class on the test set{over}{whose}. Classes with few samples are less sure than the "
+            "whole."
         ),
         body=(chart if len(rows) <= CHARTED else "") + body,
     )
@@ -80,7 +82,9 @@ def pictures(ranked: Sequence[Entry]) -> Section | None:
             parts.append(f'<h3>{key(entry.series)}{escape(entry.name)}</h3><div class="panels">{shown}</div>')
     if not parts:
         return None
-    lead = "Of the first seed, test samples that were chosen before any model saw them; all recipes have the same ones."
+    lead = "Test samples that were chosen before any model saw them."
+    if len(ranked) > 1:
+        lead = f"Of the first seed. {lead} All recipes have the same ones."
     return Section(heading="Pictures", lead=lead, body="".join(parts))
 
 

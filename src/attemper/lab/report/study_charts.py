@@ -44,7 +44,7 @@ def accuracy(ranked: Sequence[Entry], metric: str, confidence: float, margin: fl
         note=f"Mean, its {sure} interval, and every seed below it.",
     )
     return Section(
-        heading=metric.capitalize() if metric.islower() else metric,
+        heading=metric.replace("_", " ").capitalize() if metric.islower() else metric,
         lead=(
             "Recipes are compared seed by seed, so that a paired difference can be clear where the intervals of two "
             "means overlap. Bars that reach the edge go on beyond it."

@@ -51,7 +51,7 @@ def divide_files(listing: Listing, groups: Tensor | None, kind: Kind) -> tuple[T
     if copied.any():
         notes = [
             f"Left out, since the test set of '{listing.folder}' holds copies or others of their group: "
-            f"{int(copied.sum()):,} {kind.many} for training."
+            f"{kind.counted(int(copied.sum()))} for training."
         ]
     return (~test & ~copied).nonzero().flatten(), test.nonzero().flatten(), notes
 

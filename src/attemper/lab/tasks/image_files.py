@@ -17,6 +17,7 @@ from attemper.lab.tasks.sample_files import MOST_BYTES, open_image
 from attemper.lab.tasks.scan_files import CACHE, look_through
 
 IMAGES = Kind(
+    "image",
     "images",
     (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pnm", ".bmp", ".tif", ".tiff", ".webp", ".gif"),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.broken import Broken, listed, settle, shown
 from attemper.lab.tasks.name_pattern import NamePattern
@@ -25,10 +26,14 @@ Part = tuple[Path, bool | None]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is looked for. many: what messages call it. endings: of its files, in lower case."""
+    """What is looked for. one, many: what messages call it. endings: of its files, in lower case."""
 
+    one: str
     many: str
     endings: tuple[str, ...]
+
+    def counted(self, count: int) -> str:
+        return counted(count, self.one, self.many)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +118,16 @@ def _class_folders(folder: Path, kind: Kind) -> dict[str, Path]:
     hint = ""
     if loose := files_in(folder, kind.endings, deep=False):
         hint = (
-            f" It has {len(loose):,} {kind.many} itself: if their names tell their class, say how with the option "
+            f" It has {kind.counted(len(loose))} itself: if their names tell their class, say how with the option "
             "label, such as label='{label}_*'."
         )
     elif found:
         only = next(iter(found.values()))
         inside = len(_subfolders(only))
         hint = f" Its only one, '{shown(only.name)}', has {inside}: name that one instead?" if inside > 1 else ""
-    raise DataError(f"'{folder}' has {len(found)} class folders; there must be at least 2, one per class.{hint}")
+    raise DataError(
+        f"'{folder}' has {counted(len(found), 'class folder')}; there must be at least 2, one per class.{hint}"
+    )
 
 
 def _loose(folder: Path, kind: Kind) -> list[str]:
@@ -128,7 +135,7 @@ def _loose(folder: Path, kind: Kind) -> list[str]:
     found = files_in(folder, kind.endings, deep=False)
     if not found:
         return []
-    return [f"Left out, since they lie in no class folder: {len(found)} {kind.many}, '{shown(str(found[0]))}' first."]
+    return [f"Left out, since they lie in no class folder: {kind.counted(len(found))}, '{shown(str(found[0]))}' first."]
 
 
 # -------------------------------------------------------------------------------------------------------------- by name
@@ -178,7 +185,7 @@ def describe(listing: Listing, kind: Kind, most: int = 30) -> list[str]:
     counts = Counter(item.target for item in listing.items)
     groups = {item.group for item in listing.items if item.group is not None}
     of_groups = f" and of {len(groups):,} groups: {listed(map(shown, sorted(groups)))}" if groups else ""
-    lines = [f"{len(listing.items):,} {kind.many} of {len(listing.classes):,} classes{of_groups}"]
+    lines = [f"{kind.counted(len(listing.items))} of {len(listing.classes):,} classes{of_groups}"]
     for target, name in list(enumerate(listing.classes))[:most]:
         first = next(item.name for item in listing.items if item.target == target)
         lines.append(f"  {shown(name)}: {counts[target]:,}, '{shown(first)}' first")

@@ -9,6 +9,7 @@ from typing import Any
 
 from attemper.errors import ParameterError, suggestion
 from attemper.lab.call_syntax import check_options, is_own, parse_call, render_call
+from attemper.lab.counting import counted
 from attemper.lab.entry_points import added, find_added
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import cifar
@@ -207,7 +208,8 @@ def verify(text: str, root: Path | None = None) -> list[str]:
         more = task.verify() if isinstance(task, Verified) else []
     train, validation = task.split(seed=0, validation=0.5)
     return [
-        f"{task.name}: {len(train) + len(validation):,} training samples and {len(task.test()):,} test samples "
+        f"{task.name}: {counted(len(train) + len(validation), 'training sample')} and "
+        f"{counted(len(task.test()), 'test sample')} "
         f"of {task.shape}",
         *dict.fromkeys((*told, *getattr(task, "notes", ()), *more)),
     ]

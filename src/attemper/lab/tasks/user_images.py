@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnreadableError
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.sample_files import files_below
 from attemper.lab.tasks.source import decode
@@ -32,10 +33,8 @@ class Images:
         if not self.skipped:
             return ""
         rest = f" and {len(self.skipped) - NAMED} more" if len(self.skipped) > NAMED else ""
-        many = "1 image" if len(self.skipped) == 1 else f"{len(self.skipped)} images"
-        return f"{many} could not be decoded and {'was' if len(self.skipped) == 1 else 'were'} skipped: " + (
-            ", ".join(self.skipped[:NAMED]) + rest
-        )
+        many = counted(len(self.skipped), "image could not be decoded and was", "images could not be decoded and were")
+        return f"{many} skipped: {', '.join(self.skipped[:NAMED])}{rest}"
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -66,5 +65,5 @@ def read_images(folder: Path, size: int, most: int) -> Images:
             break
     if not pixels:
         shown = ", ".join(skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
-        raise DataError(f"None of the {len(skipped)} images in '{folder}' can be decoded: {shown}.")
+        raise DataError(f"Of {counted(len(skipped), 'image')} in '{folder}', none can be decoded: {shown}.")
     return Images(torch.stack(pixels), tuple(names), tuple(skipped))

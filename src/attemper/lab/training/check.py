@@ -31,7 +31,7 @@ def check_run(spec: RunSpec, task: Task) -> None:
             learner.learn(inputs, targets)
         except AttemperError:
             raise
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:  # whatever a model checks by
             raise ParameterError(
                 f"'{spec.model}' with '{spec.recipe}' does not run on inputs of {task.shape}: {error}"
             ) from error

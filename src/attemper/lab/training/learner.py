@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import attemper
+from attemper.errors import ParameterError
 from attemper.lab.tasks.base import Task, output_of
 from attemper.lab.tasks.seed_streams import derive, drawing_from
 from attemper.lab.training.distillation import answer, distillation_loss, prepare_student
@@ -17,6 +18,8 @@ from attemper.lab.training.parallel import Objective, connect, copy_of, shard, s
 from attemper.lab.training.ranks import ALONE, Ranks
 from attemper.lab.training.spec import Budget, RunSpec
 from attemper.lab.training.teacher import open_teacher
+from attemper.methods.kinds import LossTerm
+from attemper.tempering.handle import Tempered
 from attemper.tempering.outputs import counted_in, logits_of
 from attemper.tempering.records import added_parameters
 
@@ -49,6 +52,7 @@ class Learner:
             scales = parameter_scales(model, spec.budget.layer_decay)
             self.model = synchronised(model, ranks, device)
             self.tempered = attemper.apply(self.model, spec.recipe)
+        refuse_comparisons(self.tempered, task)
         self.tempered.batch_share = share
         if ranks.alone:  # whoever else is there sees nothing of this model's batches
             self.tempered.samples(first=0, count=1)
@@ -300,3 +304,13 @@ class Average:
     def _write(self, values: list[Tensor]) -> None:
         for live, value in zip(self.live, values, strict=True):
             live.copy_(value)
+
+
+def refuse_comparisons(tempered: Tempered, task: Task) -> None:
+    """Raise where a recipe compares what passes say of classes, and the task has none to say anything of."""
+    comparison = next((method for method in tempered.methods if isinstance(method, LossTerm)), None)
+    if comparison is not None and comparison.strength and getattr(task, "continuous", False):
+        raise ParameterError(
+            f"{comparison} compares passes by the probabilities that they give to classes, and '{task.name}' predicts "
+            "numbers. Leave it out of pre-training; fine-tuning can have it."
+        )

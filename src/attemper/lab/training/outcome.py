@@ -11,12 +11,11 @@ import attemper
 from attemper.lab.tasks.classification import Metrics
 from attemper.lab.tasks.source import Source
 from attemper.lab.training.flops import count_flops
-from attemper.lab.training.inputs import ImageInputs
 from attemper.lab.training.parallel import whole
 from attemper.lab.training.rates import final_rates
 from attemper.lab.training.spec import FORMAT
 from attemper.lab.training.validation import detail
-from attemper.lab.training.weights import save_weights
+from attemper.lab.training.weights import notes_of, save_weights
 
 if TYPE_CHECKING:
     from attemper.lab.training.loop import Run
@@ -61,7 +60,7 @@ def result_of(run: Run) -> dict[str, Any]:
     if run.folder is not None:
         weights = {name: whole(value) for name, value in run.best.items()}
         if run.ranks.main:
-            save_weights(run.folder, weights, run.spec, task.fingerprint, ImageInputs.of(task))
+            save_weights(run.folder, weights, run.spec, task.fingerprint, notes_of(task))
     return result if evaluation is None else {**result, "evaluation": evaluation}
 
 

@@ -11,7 +11,7 @@ from attemper.lab.tasks.audio.reading import ENDINGS
 from attemper.lab.tasks.broken import Broken, settle
 from attemper.lab.tasks.listing import Item, Kind, Listing
 
-SOUNDS = Kind("audio files", ENDINGS)
+SOUNDS = Kind("audio file", "audio files", ENDINGS)
 ESC50_FOLDS = 5
 
 

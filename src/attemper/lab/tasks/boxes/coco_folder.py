@@ -8,6 +8,7 @@ and one JSON file alone with images beside it or in images/.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -44,10 +45,13 @@ class Found:
         return str(self.path.relative_to(self.folder)) if self.path.is_relative_to(self.folder) else self.path.name
 
 
-def find_annotations(given: Path) -> list[Found]:
-    """The files of annotations in a folder, at most one for each part; or the file itself, which is for training."""
+def find_annotations(given: Path) -> tuple[list[Found], list[str]]:
+    """The files of annotations in a folder, at most one for each part; or the file itself, which is for training.
+
+    And sentences about files that are not used, though they are called as others that are.
+    """
     if given.is_file():
-        return [Found(given, "train", given.parent)]
+        return [Found(given, "train", given.parent)], []
     files = [each for each in _json_files(given) if not each.name.lower().startswith(OTHERS)]
     named = [each for each in files if each.name.lower().startswith("instances")]
     roboflow = [each for each in files if each.name.lower() == "_annotations.coco.json"]
@@ -58,9 +62,12 @@ def find_annotations(given: Path) -> list[Found]:
             "train/_annotations.coco.json, nor one .json file."
         )
     parts: dict[Part, list[Path]] = {}
+    notes = []
     for each in chosen:
         part = part_of(each, given)
         if part is None and len(chosen) > 1:
+            name = shown(str(each.relative_to(given)))
+            notes.append(f"'{name}' is not used: its name does not say that it is for training, validation or test.")
             continue
         parts.setdefault(part or "train", []).append(each)
     twice = {part: paths for part, paths in parts.items() if len(paths) > 1}
@@ -75,21 +82,24 @@ def find_annotations(given: Path) -> list[Found]:
         raise DataError(
             f"'{given}' has annotations for {' and '.join(parts)}, and none for training (with train in its name)."
         )
-    return [Found(parts[part][0], part, given) for part in ("train", "validation", "test") if part in parts]
+    return [Found(parts[part][0], part, given) for part in ("train", "validation", "test") if part in parts], notes
 
 
 def _json_files(folder: Path) -> list[Path]:
-    """Down to some depth; a folder of images with a million files is not gone through twice."""
-    found: list[Path] = []
-    level = [folder]
-    for _ in range(DEPTH):
-        below: list[Path] = []
-        for each in level:
-            inside = sorted(entry for entry in each.iterdir() if not entry.name.startswith("."))
-            found += [entry for entry in inside if entry.suffix.lower() == ".json" and entry.is_file()]
-            below += [entry for entry in inside if not entry.suffix and entry.is_dir()]
-        level = below
-    return sorted(found)
+    """Down to some depth."""
+    found = [
+        each for where in (folder, *_folders_below(folder, DEPTH - 1)) for each in where.glob("*.[jJ][sS][oO][nN]")
+    ]
+    return sorted(each for each in found if not each.name.startswith(".") and each.is_file())
+
+
+def _folders_below(folder: Path, depth: int) -> list[Path]:
+    """Folders down to some depth, in order. No file is asked what it is: there may be a million of them."""
+    if not depth:
+        return []
+    with os.scandir(folder) as inside:
+        here = sorted(Path(each.path) for each in inside if not each.name.startswith(".") and each.is_dir())
+    return [each for where in here for each in (where, *_folders_below(where, depth - 1))]
 
 
 def part_of(path: Path, folder: Path) -> Part | None:
@@ -102,17 +112,17 @@ def part_of(path: Path, folder: Path) -> Part | None:
     return None
 
 
-def image_folder(found: Found, names: list[str]) -> Path:
-    """Where the images of a file of annotations are: the folder that has most of the first ones."""
-    tried = candidates(found)
-    counts = {folder: sum((folder / name).is_file() for name in names[:TRIED]) for folder in tried}
-    best = max(tried, key=lambda folder: counts[folder])
-    if not counts[best]:
-        places = listed(f"'{shown(str(folder))}'" for folder in tried)
-        raise DataError(
-            f"The images of '{shown(str(found.path))}', such as '{shown(names[0])}', are in none of {places}."
-        )
-    return best
+def image_folder(found: Found, names: list[str]) -> Path | None:
+    """Where the images of a file of annotations are: the folder that has most of the first ones.
+
+    The usual places come first, then all folders of the set. None: no folder has any of them.
+    """
+    for places in (candidates(found), _folders_below(found.folder, DEPTH)):
+        counts = {folder: sum((folder / name).is_file() for name in names[:TRIED]) for folder in places}
+        best = max(counts, key=lambda folder: counts[folder], default=None)
+        if best is not None and counts[best]:
+            return best
+    return None
 
 
 def candidates(found: Found) -> list[Path]:

@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from attemper.errors import UnreadableError
 from attemper.files import read_json
 from attemper.lab.errors import DataError
-from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.faults import Fault, Faults
+from attemper.lab.tasks.json_keys import Key, as_key
+from attemper.lab.tasks.notifications import progress
 
 MOST_BYTES = 2**31
 """Of a file of annotations; COCO's largest has a fifth of it."""
 MOST_BOXES = 1000
 """Of one image; what an image with more of them shows, no query can tell apart."""
+STEP = 20_000
 SLACK = 1.0
 """Pixels by which boxes reach out of their images by rounding alone."""
 PARTS = ("images", "annotations", "categories")
 
-NO_SIZE = "boxes have no size"
-OUTSIDE = "boxes lie outside of their images"
-BEYOND = "boxes reach out of their images, and are cut off there"
-WRONG_ENTRY = "entries are not what COCO writes"
-SAME_ID = "ids are there more than once, and only the first counts"
-NO_IMAGE = "boxes are of images that are not listed"
-NO_CATEGORY = "boxes are of categories that are not listed"
-TOO_MANY = f"images have more than {MOST_BOXES:,} boxes"
-LEADS_OUT = "names of images lead out of the folder"
+NO_SIZE = Fault("box has no size", "boxes have no size")
+OUTSIDE = Fault("box lies outside of its image", "boxes lie outside of their images")
+BEYOND = Fault(
+    "box reaches out of its image, and is cut off there", "boxes reach out of their images, and are cut off there"
+)
+WRONG_ENTRY = Fault("entry is not what COCO writes", "entries are not what COCO writes")
+SAME_ID = Fault(
+    "id is there more than once, and only the first counts", "ids are there more than once, and only the first counts"
+)
+TWICE = Fault("annotation is there more than once", "annotations are there more than once")
+SAME_FILE = Fault("file name is there more than once", "file names are there more than once")
+NO_IMAGE = Fault("box is of an image that is not listed", "boxes are of images that are not listed")
+NO_CATEGORY = Fault("box is of a category that is not listed", "boxes are of categories that are not listed")
+TOO_MANY = Fault(f"image has more than {MOST_BOXES:,} boxes", f"images have more than {MOST_BOXES:,} boxes")
+LEADS_OUT = Fault("name of an image leads out of the folder", "names of images lead out of the folder")
 
-Key = Hashable
 Item = TypeVar("Item")
 
 
@@ -62,38 +70,56 @@ class Annotations:
     images: list[Image]
     categories: dict[Key, str]
     faults: Faults
+    annotated: bool = True
+    """Whether the file has annotations, whatever they are worth."""
 
 
-def read_annotations(path: Path) -> Annotations:
+def read_annotations(path: Path, *, published: bool = True) -> Annotations:
     """The images of a file with their boxes. A file that is none of COCO's objects is an error; all else is collected.
 
     Images without boxes are kept. Corners lie inside of the image where its size is known.
+
+    published: there must be a list of annotations. Those of a test set are often kept back.
     """
     held = read_json(path, most=MOST_BYTES)
+    if not published and isinstance(held, dict):
+        held = {"annotations": [], **held}
     lists = _lists(held, path)
     faults = Faults()
-    categories = _keyed(lists["categories"], "category", _category, faults)
-    images = _keyed(lists["images"], "image", _image, faults)
+    images, categories = _keyed(lists["images"], "image", _image, faults), Listed[str]()
+    if lists["annotations"] or published:
+        categories = _keyed(lists["categories"], "category", _category, faults)
     seen: set[Key] = set()
     for place, entry in enumerate(lists["annotations"]):
+        if place % STEP == 0:
+            progress(f"reading {path.name}", place, len(lists["annotations"]))
         _add_box(entry, place, images, categories, seen, faults)
-    for image in images.values():
+    progress(f"reading {path.name}", len(lists["annotations"]), len(lists["annotations"]))
+    return Annotations(
+        path, _usable(images.found.values(), faults), categories.found, faults, bool(lists["annotations"])
+    )
+
+
+def _usable(images: Iterable[Image], faults: Faults) -> list[Image]:
+    """The images without those that have too many boxes. What is wrong with them goes to the faults."""
+    names: set[str] = set()
+    kept = []
+    for image in images:
+        if image.name in names:
+            faults.add(SAME_FILE, image.name)
+        names.add(image.name)
         if len(image.boxes) > MOST_BOXES:
             faults.add(TOO_MANY, image.name, f"{len(image.boxes):,}")
-            image.boxes.clear()
-    names: set[str] = set()
-    for image in images.values():
-        if image.name in names:
-            faults.add("file names are there more than once", image.name)
-        names.add(image.name)
-    return Annotations(path, list(images.values()), categories, faults)
+        else:
+            kept.append(image)
+    return kept
 
 
 def _lists(held: Any, path: Path) -> dict[str, list[Any]]:
     """The three lists of the file."""
     if not isinstance(held, dict):
         raise DataError(
-            f"'{path}' is no COCO JSON: it holds a {type(held).__name__}; it must be an object with {', '.join(PARTS)}."
+            f"'{path}' is no COCO JSON: it holds {_kind_of(held)}; it must be an object with {', '.join(PARTS)}."
         )
     missing = [part for part in PARTS if not isinstance(held.get(part), list)]
     if missing:
@@ -107,27 +133,32 @@ def _lists(held: Any, path: Path) -> dict[str, list[Any]]:
     return {part: held[part] for part in PARTS}
 
 
+@dataclasses.dataclass(frozen=True)
+class Listed(Generic[Item]):
+    """The entries of a list by their ids, and the ids of those that cannot be used."""
+
+    found: dict[Key, Item] = dataclasses.field(default_factory=dict)
+    spoilt: set[Key] = dataclasses.field(default_factory=set)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.found or key in self.spoilt
+
+
 def _keyed(
     entries: list[Any], kind: str, read: Callable[[Mapping[str, Any], Faults], Item | None], faults: Faults
-) -> dict[Key, Item]:
-    """The entries of a list by their ids."""
-    found: dict[Key, Item] = {}
+) -> Listed[Item]:
+    listed = Listed[Item]()
     for place, entry in enumerate(entries):
-        key = _key(entry.get("id")) if isinstance(entry, dict) else None
+        key = as_key(entry.get("id")) if isinstance(entry, dict) else None
         if key is None:
             faults.add(WRONG_ENTRY, f"{kind} number {place + 1}", "it has no id")
-            continue
-        if key in found:
+        elif key in listed:
             faults.add(SAME_ID, f"{kind} {key}")
-            continue
-        if (item := read(entry, faults)) is not None:
-            found[key] = item
-    return found
-
-
-def _key(value: Any) -> Key | None:
-    """An id, which is a whole number or a text."""
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+        elif (item := read(entry, faults)) is not None:
+            listed.found[key] = item
+        else:
+            listed.spoilt.add(key)
+    return listed
 
 
 def _category(entry: Mapping[str, Any], faults: Faults) -> str | None:
@@ -158,21 +189,20 @@ def _image(entry: Mapping[str, Any], faults: Faults) -> Image | None:
 
 
 def _add_box(
-    entry: Any, place: int, images: Mapping[Key, Image], categories: Mapping[Key, str], seen: set[Key], faults: Faults
+    entry: Any, place: int, images: Listed[Image], categories: Listed[str], seen: set[Key], faults: Faults
 ) -> None:
-    """Put a box to its image, or what is wrong with it to the faults."""
+    """Put a box to its image, or what is wrong with it to the faults.
+
+    One of an image or of a category that cannot be used is left out: that has been told. Several boxes may have one
+    id, which nothing depends on; one that is the same as another is a fault.
+    """
     if not isinstance(entry, dict):
         faults.add(WRONG_ENTRY, f"annotation number {place + 1}", "it is no object")
         return
-    key = _key(entry.get("id"))
+    key = as_key(entry.get("id"))
     where = f"annotation {key}" if key is not None else f"annotation number {place + 1}"
-    if key is not None and key in seen:
-        faults.add(SAME_ID, where)
-        return
-    seen.add(key)
-    image_id, category_id = _key(entry.get("image_id")), _key(entry.get("category_id"))
-    image = images.get(image_id)
-    if image is None:
+    image_id, category_id = as_key(entry.get("image_id")), as_key(entry.get("category_id"))
+    if image_id not in images:
         faults.add(NO_IMAGE, where, f"image {_short(entry.get('image_id'))}")
     if category_id not in categories:
         faults.add(NO_CATEGORY, where, f"category {_short(entry.get('category_id'))}")
@@ -181,8 +211,14 @@ def _add_box(
     if len(numbers) != 4 or None in numbers:
         faults.add(WRONG_ENTRY, where, "its bbox is not four numbers, left, top, width and height")
         return
-    if image is None or category_id not in categories:
+    image = images.found.get(image_id)
+    if image is None or category_id not in categories.found:
         return
+    same = (key, image_id, category_id, *numbers)
+    if key is not None and same in seen:
+        faults.add(TWICE, where, image.name)
+        return
+    seen.add(same)
     left, top, width, height = (float(number) for number in numbers if number is not None)
     told = f"{image.name}: {left:g}, {top:g}, {width:g} × {height:g}"
     if width <= 0 or height <= 0:
@@ -217,6 +253,10 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9 or math.isnan(value):
         return None
     return value
+
+
+def _kind_of(held: Any) -> str:
+    return "nothing" if held is None else f"a {type(held).__name__}"
 
 
 def _short(value: Any) -> str:

@@ -11,24 +11,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.boxes.canvas import CanvasLoader
-from attemper.lab.tasks.boxes.coco_folder import Found, Part, find_annotations, image_folder
-from attemper.lab.tasks.boxes.coco_json import Annotations, Box, Key, read_annotations
+from attemper.lab.tasks.boxes.coco_folder import Found, Part, candidates, find_annotations, image_folder
+from attemper.lab.tasks.boxes.coco_json import Annotations, Box, Image, read_annotations
 from attemper.lab.tasks.boxes.image_sizes import Size, sizes_of
 from attemper.lab.tasks.boxes.shape import CHANNELS, CLASS, COLUMNS, NONE
 from attemper.lab.tasks.broken import Broken, listed, shown
-from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.faults import UNREADABLE, Fault, Faults
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.image_files import examine
+from attemper.lab.tasks.json_keys import Key
 from attemper.lab.tasks.scan_files import look_through
 from attemper.lab.tasks.source import LazySource, MemorySource, Source
 from attemper.lab.tasks.split import joined
 
-UNREADABLE = "images cannot be read"
-OTHER_SIZE = "images have another size than the annotations say"
-OTHER_NAME = "categories have another name in another file"
+OTHER_SIZE = Fault(
+    "image has another size than the annotations say", "images have another size than the annotations say"
+)
+OTHER_NAME = Fault("category has another name in another file", "categories have another name in another file")
+SAME_NAME = Fault(
+    "category has the name of another, and they count as one", "categories have the name of another, and count as one"
+)
+NOWHERE = Fault("file of annotations has its images nowhere", "files of annotations have their images nowhere")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,23 +53,24 @@ class Sample:
 
 @dataclasses.dataclass
 class CocoSet:
-    """The samples of all parts in the order of their files, and what their categories are called."""
+    """The samples of all parts in the order of their files. names: of the categories, each once."""
 
     folder: Path
     size: int
     samples: list[Sample]
-    names: dict[Key, str]
+    names: Sequence[str]
     notes: list[str]
 
     @cached_property
-    def keys(self) -> list[Key]:
+    def classes(self) -> tuple[str, ...]:
         """The categories that have a box somewhere, in the order of their first file."""
         used = {box.category for sample in self.samples for box in sample.boxes}
-        return [key for key in self.names if key in used]
+        return tuple(name for name in self.names if name in used)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(self.names[key] for key in self.keys)
+    @cached_property
+    def number(self) -> dict[Key, int]:
+        """Category → its class."""
+        return {name: at for at, name in enumerate(self.classes)}
 
     @cached_property
     def most_boxes(self) -> int:
@@ -85,10 +93,9 @@ class CocoSet:
     def fingerprint(self) -> str:
         """Of sizes, boxes and contents where the images are held in memory; where that would take long, of file sizes
         in place of contents."""
-        parts: list[str | bytes] = [str(self.size), *map(str, self.classes)]
-        number = {key: at for at, key in enumerate(self.keys)}
+        parts: list[str | bytes] = [str(self.size), *self.classes]
         for sample in self.samples:
-            boxes = [(number[box.category], *box.corners, box.area, box.crowd) for box in sample.boxes]
+            boxes = [(self.number[box.category], *box.corners, box.area, box.crowd) for box in sample.boxes]
             parts.append(f"{sample.part} {sample.size} {sample.upright} {boxes}")
             try:
                 parts.append(sample.file.read_bytes() if self.fits else str(sample.file.stat().st_size))
@@ -111,20 +118,19 @@ class CocoSet:
 
     def targets(self, samples: Sequence[Sample]) -> Tensor:
         """(samples, most boxes, columns), float32."""
-        number = {key: float(at) for at, key in enumerate(self.keys)}
         rows = torch.full((len(samples), max(1, self.most_boxes), COLUMNS), 0.0)
         rows[..., CLASS] = NONE
         for at, sample in enumerate(samples):
             side = float(max(sample.size))
             for place, box in enumerate(sample.boxes):
                 corners = [corner / side for corner in box.corners]
-                rows[at, place] = torch.tensor([number[box.category], *corners, box.area, float(box.crowd)])
+                rows[at, place] = torch.tensor([self.number[box.category], *corners, box.area, float(box.crowd)])
         return rows
 
     def described(self) -> list[str]:
         """What whoever checks the files wants to know."""
         boxes = [box for sample in self.samples for box in sample.boxes]
-        counts = Counter(self.names[box.category] for box in boxes)
+        counts = Counter(str(box.category) for box in boxes)
         empty = sum(not sample.boxes for sample in self.samples)
         small = sum(
             min(box.corners[2] - box.corners[0], box.corners[3] - box.corners[1]) * self.size / max(sample.size) < 4
@@ -132,12 +138,14 @@ class CocoSet:
             for box in sample.boxes
         )
         lines = [
-            f"{len(boxes):,} boxes in {len(self.samples):,} images, at most {self.most_boxes:,} in one; "
-            f"{empty:,} images without any, {sum(box.crowd for box in boxes):,} crowds",
+            f"{counted(len(boxes), 'box', 'boxes')} in {counted(len(self.samples), 'image')}, at most "
+            f"{self.most_boxes:,} in one; {counted(empty, 'image')} without any, "
+            f"{counted(sum(box.crowd for box in boxes), 'crowd')}",
             "boxes by class: " + listed(f"{shown(name)} {count:,}" for name, count in counts.most_common()),
         ]
         if small:
-            lines.append(f"at size={self.size}, {small:,} boxes are narrower or lower than 4 pixels")
+            are = counted(small, "box is", "boxes are")
+            lines.append(f"at size={self.size}, {are} narrower or lower than 4 pixels")
         return lines
 
 
@@ -147,66 +155,133 @@ def read_set(given: Path, size: int, broken: Broken, root: Path) -> CocoSet:
     given: the folder, or one file of annotations. Images that cannot be used are left out with their boxes under
     broken=skip, and boxes that cannot be by themselves.
     """
-    parts = find_annotations(given)
-    read = [read_annotations(found.path) for found in parts]
+    parts, notes = find_annotations(given)
+    every = [(found, read_annotations(found.path, published=found.part != "test")) for found in parts]
+    notes += [
+        f"'{found.name}' is not used: it has no annotations." for found, told in every if not _published(found, told)
+    ]
+    read = [(found, told) for found, told in every if _published(found, told)]
     faults = Faults()
-    several = len(parts) > 1
-    for found, file in zip(parts, read, strict=True):
-        faults.merge(file.faults, found.name if several else "")
-    names = _names(read, faults)
-    samples = _samples(parts, read, faults, root)
+    for found, told in read:
+        faults.merge(told.faults, found.name if len(read) > 1 else "")
+    names, more = _names([told for _, told in read], faults)
+    listings = _listings(read, faults)
+    samples, turned = _samples(listings, parts[0].folder, faults, root)
     what = f"'{shown(str(given))}'"
-    notes = faults.settle(what, broken, "Correct the annotations and the images")
-    if not any(box for sample in samples for box in sample.boxes):
-        raise DataError(f"{what} has no box in any image: there is nothing to find.")
+    notes += [*more, *turned, *faults.settle(what, broken, "Correct the annotations and the images")]
+    if not any(sample.boxes for sample in samples):
+        raise DataError("\n  ".join([f"{what} has no box in any image: there is nothing to find.", *notes]))
     return CocoSet(given, size, samples, names, notes)
 
 
-def _names(read: Sequence[Annotations], faults: Faults) -> dict[Key, str]:
-    """What every category is called, in all files alike."""
-    names: dict[Key, str] = {}
+def _published(found: Found, told: Annotations) -> bool:
+    """Whether a file can be measured on; the annotations of a test set are often kept back."""
+    return told.annotated or found.part != "test"
+
+
+def _names(read: Sequence[Annotations], faults: Faults) -> tuple[list[str], list[str]]:
+    """The names of all categories, by which they are told apart, and what is to be said about them.
+
+    Files that are made one by one number their categories each in its way. Where the names do not agree either, nobody
+    knows which is meant.
+    """
+    known: dict[Key, str] = {}
+    notes = []
     for file in read:
-        for key, name in file.categories.items():
-            if names.setdefault(key, name) != name:
-                faults.add(OTHER_NAME, f"category {key}", f"{names[key]} and {name}")
-    return names
+        ours, theirs = set(known.values()), set(file.categories.values())
+        others = {key: name for key, name in file.categories.items() if known.get(key, name) != name}
+        if others and not (ours <= theirs or theirs <= ours):
+            for key, name in others.items():
+                faults.add(OTHER_NAME, f"category {key}", f"{known[key]} and {name}")
+        elif others:
+            notes.append(f"'{file.path.name}' numbers its categories in another way: their names tell which is which.")
+        if len(theirs) < len(file.categories):
+            first = {name: key for key, name in reversed(file.categories.items())}
+            for key, name in file.categories.items():
+                if first[name] != key:
+                    faults.add(SAME_NAME, f"category {key}", f"{name}, as category {first[name]}")
+        known = {**file.categories, **known}
+    every = [name for file in read for name in file.categories.values()]
+    return list(dict.fromkeys(every)), notes
 
 
-def _samples(parts: Sequence[Found], read: Sequence[Annotations], faults: Faults, root: Path) -> list[Sample]:
-    """The images that can be used; what is wrong with the others goes to the faults."""
-    every = []
-    for found, told in zip(parts, read, strict=True):
-        if not told.images:
-            raise DataError(f"'{shown(str(found.path))}' names no image that can be looked for.")
-        folder = image_folder(found, [image.name for image in told.images])
-        every += [(found.part, image, folder / image.name) for image in told.images]
-    files = [file for _, _, file in every]
+@dataclasses.dataclass(frozen=True)
+class _Listing:
+    """An image that is listed. boxes: with the names of their categories."""
+
+    part: Part
+    file: Path
+    size: tuple[int, int] | None
+    boxes: tuple[Box, ...]
+
+
+def _listings(read: Sequence[tuple[Found, Annotations]], faults: Faults) -> list[_Listing]:
+    """All images of all files, where they are to be found."""
+    listings = []
+    for found, told in read:
+        names = [image.name for image in told.images]
+        if not names:
+            continue  # all of them were faults
+        folder = image_folder(found, names)
+        if folder is None:
+            places = listed(f"'{shown(str(each))}'" for each in candidates(found))
+            faults.add(NOWHERE, found.name, f"'{names[0]}', for one, is in no folder below {places}")
+            continue
+        listings += [
+            _Listing(found.part, folder / image.name, image.size, _named(image, told)) for image in told.images
+        ]
+    return listings
+
+
+def _named(image: Image, told: Annotations) -> tuple[Box, ...]:
+    return tuple(dataclasses.replace(box, category=told.categories[box.category]) for box in image.boxes)
+
+
+def _samples(listings: Sequence[_Listing], folder: Path, faults: Faults, root: Path) -> tuple[list[Sample], list[str]]:
+    """The images that can be used, and what is to be said about them; what is wrong with others goes to the faults."""
+    files = [each.file for each in listings]
     examined = examine(files, root)
     sizes = sizes_of(files, root)
+    upright, notes = _ways_up([each.size for each in listings], sizes)
     samples: list[Sample] = []
     place: dict[int, int] = {}
-    for at, (part, image, file) in enumerate(every):
-        base = parts[0].folder
-        name = str(file.relative_to(base)) if file.is_relative_to(base) else str(file)
+    for at, each in enumerate(listings):
+        name = str(each.file.relative_to(folder)) if each.file.is_relative_to(folder) else str(each.file)
         if at in examined.problems:
             faults.add(UNREADABLE, name, examined.problems[at])
             continue
-        seen, turn = _orientation(image.size, sizes[at])
+        seen, turn = _orientation(each.size, sizes[at], upright)
         if seen is None:
             real = " × ".join(map(str, sizes[at].seen or ()))
-            faults.add(OTHER_SIZE, name, f"{real}, and not {' × '.join(map(str, image.size or ()))}")
+            faults.add(OTHER_SIZE, name, f"{real}, and not {' × '.join(map(str, each.size or ()))}")
             continue
         first = place.setdefault(examined.equal[at], len(samples))
-        samples.append(Sample(file, part, seen, turn, tuple(image.boxes), first))
-    return samples
+        samples.append(Sample(each.file, each.part, seen, turn, each.boxes, first))
+    return samples, notes
 
 
-def _orientation(told: tuple[int, int] | None, size: Size) -> tuple[tuple[int, int] | None, bool]:
-    """The size of an image as its boxes mean it, and whether it is turned upright for that; None: neither fits.
+def _ways_up(told: Sequence[tuple[int, int] | None], sizes: Sequence[Size]) -> tuple[bool, list[str]]:
+    """Whether boxes are meant on upright images where sizes do not tell, as on most of those where they do.
 
-    Boxes are drawn on what a program shows. Some turn an image as its EXIF data say, others do not: the size in the
-    annotations tells, and where it does not, the image is upright.
+    Boxes are drawn on what a program shows. Some turn an image as its EXIF data say, others do not.
     """
-    if told is None or told == size.seen:
-        return size.seen, size.seen != size.stored or told is None
-    return (size.stored, False) if told == size.stored else (None, False)
+    turned = [(size, each) for size, each in zip(sizes, told, strict=True) if size.turned and each is not None]
+    upright = sum((each == size.seen) - (each == size.stored) for size, each in turned) > 0
+    unclear = sum(each == size.seen == size.stored for size, each in turned)
+    if not unclear:
+        return upright, []
+    how = "as they are seen" if upright else "as they are stored"
+    images = counted(unclear, "image is", "images are")
+    return upright, [f"{images} turned by EXIF data, and the sizes do not tell how the boxes are meant: taken {how}."]
+
+
+def _orientation(told: tuple[int, int] | None, size: Size, upright: bool) -> tuple[tuple[int, int] | None, bool]:
+    """The size of an image as its boxes mean it, and whether it is turned for that; None: neither fits.
+
+    upright: whether it is turned where its size does not tell.
+    """
+    if told is None:
+        return size.seen, True
+    if told == size.seen == size.stored:
+        return size.seen, upright and size.turned
+    return (told, told == size.seen) if told in (size.seen, size.stored) else (None, False)

@@ -15,25 +15,31 @@ from attemper.lab.tasks.scan_files import CACHE, look_through
 
 HEAD = 2**18
 """Bytes in which nearly every format says how large an image is; the others are read whole."""
+TURNED = range(2, 9)
+"""EXIF orientations other than the usual one."""
 ON_ITS_SIDE = range(5, 9)
 """EXIF orientations in which width and height change places."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Width and height as they are stored, and as they are seen; None: the file cannot be read."""
+    """Width and height as they are stored, and as they are seen; None: the file cannot be read.
+
+    turned: EXIF data turn or mirror the image, which width and height need not tell.
+    """
 
     stored: tuple[int, int] | None
     seen: tuple[int, int] | None
+    turned: bool = False
 
 
 def sizes_of(files: Sequence[Path], root: Path) -> list[Size]:
     """The sizes of some files; what came of it is kept under the data root, by names, sizes and times of the files."""
     stamps = [stamp(file) for file in files]
-    cache = root / CACHE / f"{of_parts('image sizes 1', *stamps)}.sizes.json"
+    cache = root / CACHE / f"{of_parts('image sizes 2', *stamps)}.sizes.json"
     try:
         held = read_json(cache)
-        found = [Size(_pair(stored), _pair(seen)) for stored, seen in held]
+        found = [Size(_pair(stored), _pair(seen), bool(turned)) for stored, seen, turned in held]
         if len(found) == len(files):
             return found
     except (UnreadableError, ValueError, TypeError):
@@ -41,7 +47,7 @@ def sizes_of(files: Sequence[Path], root: Path) -> list[Size]:
     found = look_through("reading the sizes of images", files, size_of)
     if root.is_dir():
         try:
-            atomic_write(cache, json.dumps([[each.stored, each.seen] for each in found]), durable=False)
+            atomic_write(cache, json.dumps([dataclasses.astuple(each) for each in found]), durable=False)
         except OSError:
             return found  # nothing can be kept there: the next start looks again
     return found
@@ -63,7 +69,8 @@ def _size(data: bytes) -> Size:
 
     with Image.open(io.BytesIO(data)) as image:
         stored = (image.width, image.height)
-        return Size(stored, stored[::-1] if orientation(image) in ON_ITS_SIDE else stored)
+        way = orientation(image)
+        return Size(stored, stored[::-1] if way in ON_ITS_SIDE else stored, way in TURNED)
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

@@ -36,8 +36,8 @@ class Answer:
     """boxes (m, 4), labels (m), area (m), iscrowd (m)."""
 
 
-def answers(packed: Tensor, targets: Tensor, sizes: Tensor) -> list[Answer]:
-    """Of a batch: the likeliest class of every query with its probability, and what the data say.
+def found_boxes(packed: Tensor, sizes: Tensor) -> list[dict[str, Tensor]]:
+    """Of every image of a batch, the likeliest class of the surest queries, as `Answer.found` has them.
 
     packed: the last layer, (B, queries, classes + 1 + 4). sizes: of the images, in pixels of their files, (B, 2).
     """
@@ -45,22 +45,28 @@ def answers(packed: Tensor, targets: Tensor, sizes: Tensor) -> list[Answer]:
     sure, labels = scores.softmax(-1)[..., :-1].max(-1)
     best = sure.topk(min(MOST_FOUND, sure.shape[1]), dim=1).indices
     corners = to_corners(boxes).gather(1, best[..., None].expand(-1, -1, 4)).clamp(0, 1).cpu()
-    sure, labels, targets = sure.gather(1, best).cpu(), labels.gather(1, best).cpu(), targets.cpu()
+    sure, labels = sure.gather(1, best).cpu(), labels.gather(1, best).cpu()
     sides = sizes.max(-1).values.tolist()
-    return [_answer(*each) for each in zip(corners, sure, labels, targets, sides, strict=True)]
+    return [
+        {"boxes": side * each, "scores": scores, "labels": classes}
+        for each, scores, classes, side in zip(corners, sure, labels, sides, strict=True)
+    ]
 
 
-def _answer(corners: Tensor, scores: Tensor, labels: Tensor, rows: Tensor, side: int) -> Answer:
+def answers(packed: Tensor, targets: Tensor, sizes: Tensor) -> list[Answer]:
+    """Of a batch: what is found, and what the data say. packed, sizes: as `found_boxes` takes them."""
+    true = map(_true_boxes, targets.cpu(), sizes.max(-1).values.tolist())
+    return [Answer(*each) for each in zip(found_boxes(packed, sizes), true, strict=True)]
+
+
+def _true_boxes(rows: Tensor, side: int) -> dict[str, Tensor]:
     rows = rows[rows[:, CLASS] >= 0]
-    return Answer(
-        {"boxes": side * corners, "scores": scores, "labels": labels},
-        {
-            "boxes": side * rows[:, BOX],
-            "labels": rows[:, CLASS].long(),
-            "area": rows[:, AREA],
-            "iscrowd": rows[:, CROWD].long(),
-        },
-    )
+    return {
+        "boxes": side * rows[:, BOX],
+        "labels": rows[:, CLASS].long(),
+        "area": rows[:, AREA],
+        "iscrowd": rows[:, CROWD].long(),
+    }
 
 
 def average_precision(given: Sequence[Answer], *, by_class: bool = False) -> tuple[Metrics, dict[int, float | None]]:

@@ -1,10 +1,12 @@
 """From a folder with COCO's JSON to a task."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.boxes.coco_set import CocoSet, read_set
 from attemper.lab.tasks.boxes.metrics import require_packages
@@ -40,7 +42,7 @@ def open_coco(
     training, validation, held, notes = divided(found)
     for each in (*found.notes, *notes):
         note(each)
-    check_parts(name, found, training, held)
+    check_parts(name, found, {"training": training, "test": held, "validation": validation})
     return BoxTask(
         name=name,
         shape=BoxShape(size=size, classes=len(found.classes), boxes=max(1, found.most_boxes)),
@@ -72,23 +74,33 @@ def divided(found: CocoSet) -> tuple[Tensor, Tensor | None, Tensor, list[str]]:
     if found.groups is not None:
         copied = torch.isin(found.groups[training], found.groups[apart])
         if copied.any():
-            notes = [f"Left out, since copies of them are held out: {int(copied.sum()):,} images for training."]
+            copies = counted(int(copied.sum()), "image")
+            notes = [f"Left out, since copies of them are held out: {copies} for training."]
         training = training[~copied]
     return training, validation if len(validation) else None, held, notes
 
 
 def first_classes(found: CocoSet) -> Tensor:
     """By which images are stratified: the class of their first box, −1 without any; int64 (N)."""
-    number = {key: at for at, key in enumerate(found.keys)}
-    return torch.tensor([number[each.boxes[0].category] if each.boxes else -1 for each in found.samples])
+    return torch.tensor([found.number[each.boxes[0].category] if each.boxes else -1 for each in found.samples])
 
 
-def check_parts(name: str, found: CocoSet, training: Tensor, held: Tensor) -> None:
+def check_parts(name: str, found: CocoSet, parts: Mapping[str, Tensor | None]) -> None:
     """Raise unless there is something to train on and something to test on; tell of classes that are never trained."""
-    for part, indices, least in (("training", training, 2), ("test", held, 1)):
+    for part, indices in parts.items():
+        if indices is None:
+            continue
+        least = 2 if part == "training" else 1
         if len(indices) < least:
-            raise DataError(f"'{name}' has {len(indices)} {part} images to use, and needs at least {least}.")
+            raise DataError(
+                f"'{name}' has {counted(len(indices), f'{part} image')} to use, and needs at least {least}."
+            )
+        if not any(not box.crowd for index in indices.tolist() for box in found.samples[index].boxes):
+            raise DataError(f"'{name}' has no box in any of its {counted(len(indices), f'{part} image')}.")
+    training = parts["training"]
+    assert training is not None
     known = {box.category for index in training.tolist() for box in found.samples[index].boxes}
-    never = [shown(found.names[key]) for key in found.keys if key not in known]
+    never = [shown(each) for each in found.classes if each not in known]
     if never:
-        note(f"No training image of '{name}' has a box of {len(never)} of its classes: {listed(never)}.")
+        classes = f"{len(never)} of its {counted(len(found.classes), 'class', 'classes')}"
+        note(f"No training image of '{name}' has a box of {classes}: {listed(never)}.")

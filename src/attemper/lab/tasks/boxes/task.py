@@ -106,11 +106,7 @@ class BoxTask:
 
     # ------------------------------------------------------------------------------------------------------- training
     def to_input(self, stored: Tensor) -> Tensor:
-        """uint8 (B, 4, S, S) → float32: colours as ImageNet's backbones expect them, 0 where there is no image."""
-        x = stored.float() / 255
-        mean, deviation = (x.new_tensor(each)[:, None, None] for each in (MEAN, DEVIATION))
-        mask = x[:, 3:]
-        return torch.cat([(x[:, :3] - mean) / deviation * mask, mask], 1)
+        return to_input(stored)
 
     def augmentation(self, text: str) -> Augment:
         return box_augmentation(text)
@@ -163,6 +159,14 @@ class BoxTask:
         for stored, targets in source.batches(chosen, max(1, len(chosen))):
             found += draw_answer(model, self.to_input(stored), stored, targets, self.classes)
         return found
+
+
+def to_input(stored: Tensor) -> Tensor:
+    """uint8 (B, 4, S, S) → float32: colours as ImageNet's backbones expect them, 0 where there is no image."""
+    x = stored.float() / 255
+    mean, deviation = (x.new_tensor(each)[:, None, None] for each in (MEAN, DEVIATION))
+    mask = x[:, 3:]
+    return torch.cat([(x[:, :3] - mean) / deviation * mask, mask], 1)
 
 
 def last_layer(out: Any) -> Tensor:

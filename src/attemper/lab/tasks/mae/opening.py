@@ -48,6 +48,11 @@ def shape_of(name: str, images: InputShape, options: Mapping[str, Any]) -> Maske
     if given is not None:
         check("patch", given, 1, whole=True)
     patch = fitting_patch(images, given)
+    if given is None and patch == 1:
+        raise ParameterError(
+            f"'{name}': images of {images.height} × {images.width} can be cut into no patches but single pixels; make "
+            "them of another size, or say patch=1."
+        )
     patches = (images.height // patch) ** 2
     share = options.get("mask", SHARE)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:

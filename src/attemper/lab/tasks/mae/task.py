@@ -41,6 +41,8 @@ class MaskedTask:
     per_patch: bool = True
     primary: ClassVar[str] = "explained_variance"
     learning: ClassVar[str] = "explained variance"
+    continuous: ClassVar[bool] = True
+    """What is predicted are numbers, and no scores of classes."""
 
     def __post_init__(self) -> None:
         if self.per_patch and self.shape.classes < 2:

@@ -14,6 +14,7 @@ import numpy as np
 from attemper.errors import MissingFileError, UnreadableError
 from attemper.files import atomic_write, read_bytes, read_json
 from attemper.lab.tasks.broken import reason_of, reason_of_bytes
+from attemper.lab.tasks.faults import UNREADABLE, Fault
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.image_files import as_rgb, upright
 from attemper.lab.tasks.sample_files import MOST_BYTES, open_image
@@ -21,14 +22,18 @@ from attemper.lab.tasks.scan_files import CACHE, look_through
 from attemper.lab.tasks.segmentation.layouts import Pair
 from attemper.lab.tasks.segmentation.masks import NOTHING, Numbers, read_mask
 
-VERSION = 1
+VERSION = 2
 """Raised when the same files would be examined with another outcome."""
 
-NO_IMAGE, NO_MASK, NEITHER = "masks have no image", "images have no mask", "names of lists have neither image nor mask"
-BAD_IMAGE, BAD_MASK = "images cannot be read", "masks cannot be used"
-OTHER_SIZE = "masks have another size than their image"
-NO_CLASS = "masks have numbers that are no class"
-EMPTY = "masks have no labelled pixel"
+NO_IMAGE = Fault("mask has no image", "masks have no image")
+NO_MASK = Fault("image has no mask", "images have no mask")
+NEITHER = Fault("name of a list has neither image nor mask", "names of lists have neither image nor mask")
+BAD_MASK = Fault("mask cannot be used", "masks cannot be used")
+OTHER_SIZE = Fault("mask has another size than its image", "masks have another size than their image")
+NO_CLASS = Fault("mask has numbers that are no class", "masks have numbers that are no class")
+EMPTY = Fault("mask has no labelled pixel", "masks have no labelled pixel")
+OF_MASKS = (NO_IMAGE, BAD_MASK, OTHER_SIZE, NO_CLASS, EMPTY)
+"""Where it is the mask that is to be looked at."""
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -42,7 +47,7 @@ class Looked:
     turned: the image is to be turned, as its EXIF data say, to lie below its mask. image, mask: hashes of the files.
     """
 
-    faults: tuple[tuple[str, str], ...] = ()
+    faults: tuple[tuple[Fault, str], ...] = ()
     size: Size = (0, 0)
     values: tuple[int, ...] = ()
     turned: bool = False
@@ -79,7 +84,7 @@ def look(pair: Pair) -> Looked:
         else:
             picture = _look_at_image(pair.image)
     except UnreadableError as error:
-        faults.append((BAD_IMAGE, reason_of(error, pair.image)))
+        faults.append((UNREADABLE, reason_of(error, pair.image)))
     try:
         if pair.mask is None:
             faults.append((NO_MASK, ""))
@@ -146,7 +151,7 @@ def _remembered(cache: Path, count: int) -> list[Looked] | None:
     try:
         found = [
             Looked(
-                tuple((str(kind), str(why)) for kind, why in faults),
+                tuple((Fault(*map(str, kind)), str(why)) for kind, why in faults),
                 (int(size[0]), int(size[1])),
                 tuple(map(int, values)),
                 bool(turned),
@@ -166,26 +171,33 @@ class Numbering:
     """What the numbers in masks mean.
 
     numbers: of the classes, in their order. ignored: the number of pixels that are not labelled, beside 0 where that
-    is no class.
+    is no class. chosen: the numbers are some that a user chose; all others count for nothing.
     """
 
     numbers: tuple[int, ...]
     ignored: int
     zero_is_class: bool
+    chosen: bool = dataclasses.field(default=False, repr=False)
 
-    def faults(self, values: Collection[int]) -> list[tuple[str, str]]:
+    def faults(self, values: Collection[int]) -> list[tuple[Fault, str]]:
         """What is wrong with a mask of these numbers, as kinds with reasons.
 
-        >>> Numbering((1, 2), ignored=255, zero_is_class=False).faults((0, 2, 7))
-        [('masks have numbers that are no class', '7; the classes are 1 to 2')]
+        >>> [(kind, why)] = Numbering((1, 2), ignored=255, zero_is_class=False).faults((0, 2, 7))
+        >>> kind.one, why
+        ('mask has numbers that are no class', '7; the classes are 1 to 2')
         """
-        labelled = [value for value in values if value != self.ignored and (value or self.zero_is_class)]
+        labelled = [value for value in values if self._is_label(value)]
         if not labelled:
             return [(EMPTY, "")]
         if strange := sorted(set(labelled) - set(self.numbers)):
             many = ", ".join(map(str, strange[:5])) + (" …" if len(strange) > 5 else "")
             return [(NO_CLASS, f"{many}; the classes are {self.numbers[0]} to {self.numbers[-1]}")]
         return []
+
+    def _is_label(self, value: int) -> bool:
+        if self.chosen:
+            return value in self.numbers
+        return value != self.ignored and (value > 0 or self.zero_is_class)
 
     def classes_of(self, values: Numbers) -> Numbers:
         """The numbers of a mask's file → classes from 0, `NOTHING` where there is none."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from attemper.errors import UnreadableError
 from attemper.files import read_text
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.broken import listed, shown
 from attemper.lab.tasks.image_files import IMAGES
@@ -23,10 +26,13 @@ PARTS: dict[Part, tuple[str, ...]] = {
     "test": ("test", "testing"),
 }
 """What folders and lists of a part are called, in any case."""
-MASK_FOLDERS = ("annotations", "masks", "labels")
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "img_dir")
+MASK_FOLDERS = ("annotations", "masks", "labels", "annotation", "mask", "label", "ann_dir")
 MASKS = (".png", ".bmp", ".tif", ".tiff", ".gif")
 """Formats that keep every number as it is."""
 LOSSY = (".jpg", ".jpeg")
+IMAGE_ENDING = re.compile(rf"({'|'.join(map(re.escape, IMAGES.endings))})$", re.IGNORECASE)
+SEPARATOR = re.compile(r"[_.\- ]")
 MOST_TEXT = 2**24
 """Bytes of a list of names."""
 VOC = (
@@ -69,8 +75,8 @@ def list_pairs(folder: Path) -> Pairs:
         found = _voc(folder, inside)
     elif "images" in inside and (inside["images"].parent / "annotations" / "trimaps").is_dir():
         found = _pets(folder)
-    elif "images" in inside and (masks := _first(inside, MASK_FOLDERS)) is not None:
-        found = _side_by_side(folder, inside["images"], masks)
+    elif (images := _first(inside, IMAGE_FOLDERS)) and (masks := _first(inside, MASK_FOLDERS)):
+        found = _side_by_side(folder, images, masks)
     elif parts := _parts_of(folder):
         found = _part_by_part(folder, parts)
     else:
@@ -84,7 +90,7 @@ def _unknown(folder: Path) -> str:
     deeper = [
         each
         for each in sorted(folder.glob("*")) + sorted(folder.glob("*/*"))
-        if each.is_dir() and any((each / name).is_dir() for name in ("images", "JPEGImages"))
+        if each.is_dir() and any((each / name).is_dir() for name in (*IMAGE_FOLDERS, "JPEGImages"))
     ]
     hint = f" '{deeper[0]}' looks like one: name that." if deeper else ""
     return (
@@ -115,10 +121,10 @@ def _part_by_part(folder: Path, inside: Mapping[Part, Path]) -> Pairs:
     parts: dict[Part, tuple[Pair, ...]] = {}
     for part, where in inside.items():
         named = {each.name.lower(): each for each in where.iterdir() if each.is_dir()}
-        masks = _first(named, MASK_FOLDERS)
-        if "images" not in named or masks is None:
+        images, masks = _first(named, IMAGE_FOLDERS), _first(named, MASK_FOLDERS)
+        if images is None or masks is None:
             raise DataError(f"'{where}' must have 'images' and 'annotations' (or 'masks', 'labels') inside.")
-        parts[part] = _paired(named["images"], masks)
+        parts[part] = _paired(images, masks)
     return Pairs(folder, _with_test(parts), None, "unlabelled")
 
 
@@ -140,9 +146,25 @@ def _first(inside: Mapping[str, Path], names: Iterable[str]) -> Path | None:
 
 
 def _paired(images: Path, masks: Path) -> tuple[Pair, ...]:
-    """Every image below a folder, and every mask below another, by their names without endings."""
+    """Every image below a folder, and every mask below another, by their names without endings.
+
+    Where no mask is called as an image, what all names of a folder have at their ends is left out: 'a_mask', 'b_mask'.
+    """
     pictures, labels = _by_name(images, IMAGES.endings), _by_name(masks, (*MASKS, *LOSSY))
+    if not pictures.keys() & labels.keys():
+        pictures, labels = _without_common_end(pictures), _without_common_end(labels)
     return tuple(Pair(name, pictures.get(name), labels.get(name)) for name in sorted(pictures.keys() | labels.keys()))
+
+
+def _without_common_end(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Files by their names without the last words that all of them have, such as '_mask' or '_gtFine_labelIds'.
+
+    >>> sorted(_without_common_end({"10_mask": Path(), "20_mask": Path()}))
+    ['10', '20']
+    """
+    common = os.path.commonprefix([name[::-1] for name in files])[::-1]  # noqa: RUF071 — of characters, not of folders
+    words = SEPARATOR.search(common)
+    return {name[: len(name) - len(common) + words.start()] if words else name: file for name, file in files.items()}
 
 
 def _by_name(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
@@ -174,7 +196,8 @@ def _voc(folder: Path, inside: Mapping[str, Path]) -> Pairs:
         pairs = tuple(Pair(name, images.get(name), masks[name]) for name in sorted(masks))
         return Pairs(folder, {"training": pairs}, None, "background")
     names = {part: _names_in(found) for part, found in _named_lists(lists).items()}
-    notes = []
+    used = {name for each in PARTS.values() for name in each} | {"trainval"}
+    notes = [f"'{file}' is not used: it is the list of no part." for name, file in lists.items() if name not in used]
     if "test" in names and not any(name in masks for name in names["test"]):
         notes.append(f"'{lists['test']}' is not used: there are no masks for it.")
         del names["test"]
@@ -205,8 +228,8 @@ def _pets(folder: Path) -> Pairs:
 
 
 def _names_in(file: Path) -> list[str]:
-    """The first word of every line."""
-    names = [words[0] for line in _lines(file) if (words := line.split())]
+    """The first word of every line, without the ending of an image."""
+    names = [IMAGE_ENDING.sub("", words[0]) for line in _lines(file) if (words := line.split())]
     if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
         raise DataError(f"'{file}' names the same image more than once: {listed(map(shown, twice))}.")
     return names
@@ -239,5 +262,6 @@ def class_names(folder: Path) -> tuple[str, ...] | None:
     if twice := sorted({name for name in found if found.count(name) > 1}):
         raise DataError(f"'{where}' names a class more than once: {listed(map(shown, twice))}.")
     if len(found) < 2:
-        raise DataError(f"'{where}' names {len(found)} classes; it needs at least 2, one per line.")
+        many = counted(len(found), "class", "classes")
+        raise DataError(f"'{where}' names {many}; it needs at least 2, one per line.")
     return found

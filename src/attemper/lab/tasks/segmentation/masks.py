@@ -13,6 +13,7 @@ Numbers = np.ndarray[Any, np.dtype[np.uint8]]
 
 INDEXED = ("L", "P", "1")
 """Modes of Pillow whose pixels are numbers of 8 bits: grey values, places in a palette, and ink or none."""
+COLOURED = ("RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "LAB")
 FULL_ADE = "_seg"
 """How the names of masks end in the full ADE20K."""
 OVERFLOW = 2**8
@@ -23,6 +24,8 @@ NOTHING = 255
 def read_mask(data: bytes, name: str = "") -> Numbers:
     """The numbers of a mask's pixels, uint8 (height, width), as they are stored: a palette is not looked at.
 
+    Numbers up to 255 are taken from files of 16 or 32 bits and from three equal channels, too.
+
     name: of the file, without its ending; some data sets are known by it.
     """
     found: Numbers | None = None
@@ -31,9 +34,7 @@ def read_mask(data: bytes, name: str = "") -> Numbers:
         nonlocal found
         if image.format == "JPEG":
             raise UnreadableError("it is a JPEG, which changes numbers; masks must be PNG")
-        if image.mode not in INDEXED:
-            raise UnreadableError(_not_indexed(image, name))
-        found = np.asarray(image, dtype=np.uint8)
+        found = _numbers(image, name)
         return image
 
     open_image(data, prepare)
@@ -41,23 +42,25 @@ def read_mask(data: bytes, name: str = "") -> Numbers:
     return found
 
 
-def _not_indexed(image: Any, name: str) -> str:
-    """Why the pixels of a mask are no numbers of classes, and what can be done."""
-    if image.mode in ("RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr"):
+def _numbers(image: Any, name: str) -> Numbers:
+    if image.mode in INDEXED:
+        return np.asarray(image, dtype=np.uint8)
+    if image.mode in COLOURED:
+        colours = np.asarray(image.convert("RGB"))
         if name.endswith(FULL_ADE):
-            return "it codes objects by colours, as the full ADE20K does; ADEChallengeData2016 has masks of 150 classes"
-        return _not_colours(image)
-    depth = "16 bits" if image.mode.startswith("I;16") or image.mode == "I" else f"Pillow's mode {image.mode}"
-    highest = int(np.asarray(image).max(initial=0))
-    if highest < OVERFLOW:
-        return f"its numbers are of {depth}, though none is above {highest}; save it with 8 bits: Image.convert('L')"
-    return f"its numbers are of {depth} and go up to {highest:,}; classes are numbers of 8 bits, from 0 to 255"
-
-
-def _not_colours(image: Any) -> str:
-    """What a mask of colours is, and how it becomes one of numbers, where that can be told from it."""
-    colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
-    if (colours == colours[:, :1]).all():
-        return f"three equal channels ({image.mode}) in place of one: keep one of them, Image.getchannel(0)"
-    count = len(np.unique(colours, axis=0))
-    return f"{count:,} colours ({image.mode}) in place of class numbers: write numbers, as a PNG of mode L or P"
+            raise UnreadableError(
+                "it codes objects by colours, as the full ADE20K does; ADEChallengeData2016 has masks of 150 classes"
+            )
+        if (colours != colours[..., :1]).any():
+            count = len(np.unique(colours.reshape(-1, 3), axis=0))
+            raise UnreadableError(
+                f"{count:,} colours ({image.mode}) in place of class numbers: write numbers, as a PNG of mode L or P"
+            )
+        return colours[..., 0]
+    wide = np.asarray(image)
+    if image.mode == "F":
+        raise UnreadableError("its pixels are floating-point numbers; classes are whole ones, from 0 to 255")
+    lowest, highest = int(wide.min(initial=0)), int(wide.max(initial=0))
+    if lowest < 0 or highest >= OVERFLOW:
+        raise UnreadableError(f"its numbers go from {lowest:,} to {highest:,}; classes are those from 0 to 255")
+    return wide.astype(np.uint8)

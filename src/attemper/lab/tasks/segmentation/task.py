@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.augment import Augment
 from attemper.lab.tasks.base import measured
+from attemper.lab.tasks.broken import listed
 from attemper.lab.tasks.classification import Details, Metrics, class_table
 from attemper.lab.tasks.normalising import NORMALISATIONS, Normalisation
 from attemper.lab.tasks.pictures import Picture, spread
@@ -26,6 +28,8 @@ from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.split import FIXED, divide
 from attemper.tempering.outputs import IGNORED, logits_of
 
+SHOWN = 40
+"""Up to so many classes are named; of more, the first few."""
 LOGITS_AT_ONCE = 2**24
 """Numbers of logits in a batch that is measured on: 64 MB as float32."""
 
@@ -119,8 +123,8 @@ class SegmentationTask:
             return source, self.validation()
         if len(source) < 2:
             raise DataError(
-                f"'{self.name}' has {len(source)} training images; it needs at least 2, one to train on and one to "
-                "validate on."
+                f"'{self.name}' has {counted(len(source), 'training image')}; it needs at least 2, one to train on and "
+                "one to validate on."
             )
         held = min(max(1, round(len(source) * validation)), len(source) - 1)
         kept, held_out = divide(torch.zeros(len(source), dtype=torch.int64), held, seed, groups)
@@ -216,5 +220,8 @@ class SegmentationTask:
 
     def verify(self) -> list[str]:
         """What the files come to, beside what every task says."""
-        own = [] if self.validation is None else [f"validation: {len(self.validation()):,} images of the folder's own"]
-        return [f"classes: {', '.join(self.classes)}", *own]
+        own = []
+        if self.validation is not None:
+            own = [f"validation: {counted(len(self.validation()), 'image')} of the folder's own"]
+        names = listed(self.classes) if len(self.classes) > SHOWN else ", ".join(self.classes)
+        return [f"classes: {names}", *own]

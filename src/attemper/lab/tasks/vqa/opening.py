@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from attemper.errors import ParameterError
+from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.broken import Broken
-from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.faults import UNREADABLE, Faults
 from attemper.lab.tasks.fingerprint import of_parts, of_tensors
 from attemper.lab.tasks.image_files import examine
 from attemper.lab.tasks.noise import NoiseSource, noise_images
@@ -84,7 +85,7 @@ def open_vqa(
         vocabulary = Vocabulary(vocabulary.words[:MOST_WORDS])
     book = AnswerBook.of((each.commonest for each in pool.questions), ANSWERS if answers is None else answers)
     if len(book) < 2:
-        raise DataError(f"'{name}' has {len(book)} answers to choose from; it needs at least 2.")
+        raise DataError(f"'{name}' has {counted(len(book), 'answer')} to choose from; it needs at least 2.")
     words = length or max(len(words_of(each.text)) for each in pool.questions)
     return QuestionTask(
         name=name,
@@ -141,7 +142,7 @@ def _folder(path: str, root: Path, size: int, broken: Broken) -> _Data:
     for part in parts:
         problems = examine(part.files, root).problems
         for number, why in problems.items():
-            faults.add("images cannot be read", str(part.files[number].relative_to(folder)), why)
+            faults.add(UNREADABLE, str(part.files[number].relative_to(folder)), why)
         kept.append(part.without(list(problems)))
     notes = faults.settle(f"'{folder}'", broken)
     for part in kept:

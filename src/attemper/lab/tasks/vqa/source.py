@@ -72,6 +72,12 @@ def words_of(text: str) -> list[str]:
     return split(text.lower(), "word")
 
 
+def encoded(text: str, vocabulary: Vocabulary, length: int) -> Tensor:
+    """The numbers of a question's words behind the mark before them, padded; one that is longer loses its end."""
+    numbers = [BEGIN, *vocabulary.encode(words_of(text))][:length]
+    return torch.tensor(numbers + [PADDING] * (length - len(numbers)), dtype=torch.int32)
+
+
 def encode(
     questions: Sequence[Question],
     images: Source,
@@ -80,15 +86,14 @@ def encode(
     book: AnswerBook,
     kinds: Sequence[str],
 ) -> QuestionSource:
-    """Questions as samples. One that is longer than the shape says loses its end."""
-    words = torch.full((len(questions), shape.length), PADDING, dtype=torch.int32)
+    """Questions as samples."""
+    words = torch.zeros(len(questions), shape.length, dtype=torch.int32)
     found = [book.scores(each.given) for each in questions]
     most = max([1, *map(len, found)])
     known = torch.zeros(len(questions), most, dtype=torch.int64)
     scores = torch.zeros(len(questions), most)
     for at, (question, right) in enumerate(zip(questions, found, strict=True)):
-        numbers = [BEGIN, *vocabulary.encode(words_of(question.text))][: shape.length]
-        words[at, : len(numbers)] = torch.tensor(numbers)
+        words[at] = encoded(question.text, vocabulary, shape.length)
         known[at, : len(right)] = torch.tensor(list(right), dtype=torch.int64)
         scores[at, : len(right)] = torch.tensor(list(right.values()))
     return QuestionSource(

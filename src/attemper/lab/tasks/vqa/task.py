@@ -103,13 +103,17 @@ class QuestionTask:
     def _by_device(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
         return {}
 
+    def statistics_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of every channel over all training images, from 0 to 255."""
+        if device not in self._by_device:
+            mean, deviation = next(iter(self._by_device.values()), None) or self._images[0].statistics()
+            self._by_device[device] = mean.to(device), deviation.to(device)
+        return self._by_device[device]
+
     def to_input(self, stored: Tensor) -> Tensor:
         """Rows of `QuestionShape.store` → rows of `join`, each channel with mean 0 and deviation 1 over all images."""
         images, words = self.shape.stored(stored)
-        if stored.device not in self._by_device:
-            mean, deviation = self._images[0].statistics()
-            self._by_device[stored.device] = mean.to(stored.device), deviation.to(stored.device)
-        mean, deviation = self._by_device[stored.device]
+        mean, deviation = self.statistics_on(stored.device)
         return self.shape.join((images.float() - mean[:, None, None]) / deviation[:, None, None], words)
 
     def augmentation(self, text: str) -> Augment:

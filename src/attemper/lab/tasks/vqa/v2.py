@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attemper.errors import UnreadableError
 from attemper.files import read_json_object
 from attemper.lab.errors import DataError
-from attemper.lab.tasks.broken import listed
-from attemper.lab.tasks.faults import Faults
+from attemper.lab.tasks.broken import listed, shown
+from attemper.lab.tasks.faults import Fault, Faults
+from attemper.lab.tasks.image_files import IMAGES
+from attemper.lab.tasks.json_keys import as_key
 from attemper.lab.tasks.notifications import progress
 from attemper.lab.tasks.vqa.answers import commonest, spaced
 from attemper.lab.tasks.vqa.questions import OTHER, Part, Question
@@ -21,44 +25,107 @@ from attemper.lab.tasks.vqa.questions import OTHER, Part, Question
 MOST_BYTES = 2**31
 """Of a JSON file; those of VQAv2 have up to 220 MB."""
 QUESTIONS, ANNOTATIONS = "_questions.json", "_annotations.json"
-TRAIN, TEST = "train2014", "val2014"
+TRAIN, TEST = "train", "val"
 """The training part, and the one that is tested on: the answers of VQAv2's own test part are not public."""
+YEAR = "2014"
+"""Of VQAv2's parts."""
 STEP = 20_000
+LAST_DIGITS = re.compile(r"([0-9]{1,18})\.[^.]+$")
+
+NO_NUMBER = Fault(
+    "question has no question_id that is a whole number", "questions have no question_id that is a whole number"
+)
+SAME_NUMBER = Fault("question has the question_id of another", "questions have the question_id of another")
+NO_IMAGE_NUMBER = Fault(
+    "question has no image_id that is a whole number", "questions have no image_id that is a whole number"
+)
+NO_TEXT = Fault("question has no text", "questions have no text")
+NO_FILE = Fault("question is about an image that is not there", "questions are about images that are not there")
+NOT_ANNOTATED = Fault("question has no annotation", "questions have no annotation")
+OTHER_IMAGE = Fault(
+    "question is about another image than its annotation", "questions are about another image than their annotation"
+)
+NO_ANSWERS = Fault("question has no answers", "questions have no answers")
+NO_TEXT_ANSWERS = Fault("question has answers that are no text", "questions have answers that are no text")
+EMPTY_ANSWERS = Fault("question has answers without a word", "questions have answers without a word")
+NO_QUESTION = Fault("annotation has no question", "annotations have no question")
+NO_NUMBER_NOTED = Fault(
+    "annotation has no question_id that is a whole number", "annotations have no question_id that is a whole number"
+)
+NOTED_TWICE = Fault(
+    "annotation is about a question that another is about", "annotations are about a question that another is about"
+)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The two files of a part, and where its images are."""
+    """The two files of a part, and the folder of its images. part: such as train2014."""
 
-    folder: Path
     part: str
     questions: Path
     annotations: Path
+    images: Path
+
+    @cached_property
+    def _numbered(self) -> dict[int, Path]:
+        with os.scandir(self.images) as inside:
+            names = [each.name for each in inside if each.name.lower().endswith(IMAGES.endings)]
+        return by_number((self.images / name for name in names), f"COCO_{self.part}_")
 
     def image(self, number: int) -> Path:
-        """The file of an image."""
-        return self.folder / self.part / f"COCO_{self.part}_{number:012d}.jpg"
+        """The file of an image: COCO_train2014_000000000009.jpg, or another whose name ends with its number."""
+        usual = self.images / f"COCO_{self.part}_{number:012d}.jpg"
+        return self._numbered.get(number, usual)
+
+
+def by_number(files: Iterable[Path], usual: str = "COCO_") -> dict[int, Path]:
+    """Images by the number at the end of their names; of several, one that begins as usual, or the first."""
+    found: dict[int, Path] = {}
+    for file in sorted(files, key=lambda file: (not file.name.startswith(usual), file)):
+        if digits := LAST_DIGITS.search(file.name):
+            found.setdefault(int(digits[1]), file)
+    return found
 
 
 def find_layout(folder: Path, part: str) -> Layout:
-    """The files of a part, such as v2_OpenEnded_mscoco_train2014_questions.json; names may have other beginnings."""
-    found = [_one(folder, part, ending) for ending in (QUESTIONS, ANNOTATIONS)]
-    if not (folder / part).is_dir():
-        raise DataError(f"'{folder}' has no folder '{part}' with images such as 'COCO_{part}_000000000001.jpg'.")
-    return Layout(folder, part, *found)
+    """The files of a part, such as v2_OpenEnded_mscoco_train2014_questions.json; names may have other beginnings.
+
+    They may lie in folders of their own (Questions, Annotations), as may the images (Images/mscoco/train2014).
+    """
+    questions, annotations = (_one(folder, part, ending) for ending in (QUESTIONS, ANNOTATIONS))
+    name = questions.name.removesuffix(QUESTIONS)
+    name = name[name.rindex(part) :]
+    found = next((each for each in _folders(folder, 3) if each.name == name), None)
+    if found is None:
+        raise DataError(f"'{folder}' has no folder '{name}' with images such as 'COCO_{name}_000000000001.jpg'.")
+    return Layout(name, questions, annotations, found)
+
+
+def _folders(folder: Path, depth: int) -> list[Path]:
+    """Folders down to some depth, those above before those below."""
+    level, found = [folder], []
+    for _ in range(depth):
+        below = []
+        for where in level:
+            with os.scandir(where) as inside:
+                below += sorted(Path(each.path) for each in inside if not each.name.startswith(".") and each.is_dir())
+        found += below
+        level = below
+    return found
 
 
 def _one(folder: Path, part: str, ending: str) -> Path:
-    found = sorted(each for each in folder.glob(f"*{part}{ending}") if each.is_file())
+    pattern = re.compile(rf"{part}[0-9]*{ending}$")
+    there = [each for where in (folder, *_folders(folder, 1)) for each in where.glob(f"*{ending}") if each.is_file()]
+    found = sorted(each for each in there if pattern.search(each.name))
     if len(found) == 1:
         return found[0]
-    usual = f"v2_OpenEnded_mscoco_{part}{ending}" if ending == QUESTIONS else f"v2_mscoco_{part}{ending}"
+    usual = f"v2_{'OpenEnded_' if ending == QUESTIONS else ''}mscoco_{part}{YEAR}{ending}"
     if found:
-        raise DataError(
-            f"'{folder}' has {len(found)} files that end with '{part}{ending}': keep one, such as '{usual}'."
-        )
-    there = sorted(each.name for each in folder.iterdir())
-    has = f"It has: {listed(there)}" if there else "It is empty"
+        names = listed(f"'{shown(str(each.relative_to(folder)))}'" for each in found)
+        raise DataError(f"'{folder}' has {len(found)} files of that kind for {part}: {names}. Keep one, as '{usual}'.")
+    inside = sorted(each.name for each in folder.iterdir())
+    has = f"It has: {listed(inside)}" if inside else "It is empty"
     raise DataError(f"'{folder}' has no '{usual}', as VQAv2 has it. {has}.")
 
 
@@ -94,13 +161,31 @@ def _records(file: Path, name: str) -> list[Any]:
     return found
 
 
+def read_questions(file: Path, faults: Faults) -> list[tuple[int, int, str]]:
+    """The numbers and texts of questions without answers: question, image, text. What is wrong goes to the faults."""
+    asked = _records(file, "questions")
+    seen = _numbers_of(asked)
+    found = []
+    for at, each in enumerate(asked):
+        for kind in (wrong := _wrong_question(each, seen)):
+            faults.add(kind, _place(file.name, each, at))
+        number, image = _number(each, "question_id"), _number(each, "image_id")
+        if not wrong and number is not None and image is not None:
+            found.append((number, image, each["question"]))
+    return found
+
+
+def _numbers_of(asked: list[Any]) -> Counter[int]:
+    return Counter(number for each in asked if (number := _number(each, "question_id")) is not None)
+
+
 def _read(layout: Layout, asked: list[Any], annotated: list[Any], faults: Faults) -> Part:
     """One part. Each question needs a text, one annotation about the same image, and answers."""
     file = layout.questions.name
     notes = _annotations(layout.annotations.name, annotated, faults)
-    seen = Counter(number for each in asked if (number := _number(each, "question_id")) is not None)
-    for number in notes.keys() - seen.keys():
-        faults.add("annotations have no question", f"{layout.annotations.name}: question_id {number}")
+    seen = _numbers_of(asked)
+    for unasked in notes.keys() - seen.keys():
+        faults.add(NO_QUESTION, f"{layout.annotations.name}: question_id {unasked}")
     images: dict[int, int] = {}
     questions = []
     for at, each in enumerate(asked):
@@ -119,10 +204,12 @@ def _read(layout: Layout, asked: list[Any], annotated: list[Any], faults: Faults
 
 def _question(each: Mapping[str, Any], note: Any, images: dict[int, int]) -> Question:
     """A question with its annotation, both whole. images: the numbers of those met before; a new one is added."""
+    image = _number(each, "image_id")
+    assert image is not None, "a question without one was a fault"
     given = tuple(spaced(answer["answer"]) for answer in note["answers"])
     named = note.get("multiple_choice_answer")
     return Question(
-        image=images.setdefault(each["image_id"], len(images)),
+        image=images.setdefault(image, len(images)),
         text=each["question"],
         commonest=spaced(named) if isinstance(named, str) and named.strip() else commonest(given),
         given=given,
@@ -136,47 +223,48 @@ def _annotations(file: str, annotated: list[Any], faults: Faults) -> Mapping[int
     for at, each in enumerate(annotated):
         number = _number(each, "question_id")
         if number is None:
-            faults.add("annotations have no question_id that is a whole number", _place(file, each, at))
+            faults.add(NO_NUMBER_NOTED, _place(file, each, at))
         elif number in found:
-            faults.add("annotations are about a question that another is about", _place(file, each, at))
+            faults.add(NOTED_TWICE, _place(file, each, at))
         else:
             found[number] = each
     return found
 
 
-def _wrong_question(each: Any, seen: Counter[int]) -> list[str]:
+def _wrong_question(each: Any, seen: Counter[int]) -> list[Fault]:
     """What is wrong with a question itself."""
     number = _number(each, "question_id")
     if number is None:
-        return ["questions have no question_id that is a whole number"]
+        return [NO_NUMBER]
     text = each.get("question")
     found = {
-        "questions have the question_id of another": seen[number] > 1,
-        "questions have no image_id that is a whole number": _number(each, "image_id") is None,
-        "questions have no text": not isinstance(text, str) or not re.search(r"\w", text),
+        SAME_NUMBER: seen[number] > 1,
+        NO_IMAGE_NUMBER: _number(each, "image_id") is None,
+        NO_TEXT: not isinstance(text, str) or not re.search(r"\w", text),
     }
     return [kind for kind, is_so in found.items() if is_so]
 
 
-def _wrong_annotation(each: Mapping[str, Any], note: Any) -> list[str]:
+def _wrong_annotation(each: Mapping[str, Any], note: Any) -> list[Fault]:
     """The first thing that is wrong with what people said to a question."""
     if note is None:
-        return ["questions have no annotation"]
-    if note.get("image_id", each["image_id"]) != each["image_id"]:
-        return ["questions are about another image than their annotation"]
+        return [NOT_ANNOTATED]
+    if "image_id" in note and _number(note, "image_id") != _number(each, "image_id"):
+        return [OTHER_IMAGE]
     answers = note.get("answers")
     if not isinstance(answers, list) or not answers:
-        return ["questions have no answers"]
+        return [NO_ANSWERS]
     texts = [answer.get("answer") if isinstance(answer, dict) else None for answer in answers]
     if not all(isinstance(text, str) for text in texts):
-        return ["questions have answers that are no text"]
-    return [] if any(map(str.strip, map(str, texts))) else ["questions have answers without a word"]
+        return [NO_TEXT_ANSWERS]
+    return [] if any(map(str.strip, map(str, texts))) else [EMPTY_ANSWERS]
 
 
 def _number(each: Any, name: str) -> int | None:
-    """A whole number of at least 0 under a name, if there is one."""
+    """A whole number of at least 0 under a name, if there is one. Some programs write 7 as 7.0 or as "7"."""
     value = each.get(name) if isinstance(each, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    value = as_key(value)
+    return value if isinstance(value, int) and value >= 0 else None
 
 
 def _place(file: str, each: Any, at: int) -> str:
