@@ -90,12 +90,14 @@ def test_photos_are_turned_upright_and_what_cannot_be_decoded_is_named(
     (tmp_path / "photos").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6
-    Image.new("L", (40, 30), 9).save(tmp_path / "photos" / "on its side.jpg", exif=exif)
+    Image.new("L", (2000, 30), 9).save(tmp_path / "photos" / "on its side.jpg", exif=exif)
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
     held = predict(trained, tmp_path / "photos", "--out", str(tmp_path / "found"))
     assert held["skipped"] == ["broken.jpg"]
     (image,) = held["images"]
-    assert (image["width"], image["height"]) == (30, 40)
+    assert (image["width"], image["height"]) == (30, 2000)
+    with Image.open(tmp_path / "found" / "on its side.png") as picture:
+        assert picture.size == (19, 1280), "no larger than can be read"
     assert all(each["bbox"][0] >= 0 and each["bbox"][0] + each["bbox"][2] <= 30.001 for each in held["annotations"])
     (tmp_path / "photos" / "on its side.jpg").unlink()
     assert main(["predict", str(trained), "--images", str(tmp_path / "photos")]) == 2

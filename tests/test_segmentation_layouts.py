@@ -98,3 +98,25 @@ def test_lists_may_name_files_with_their_endings_and_those_of_no_part_are_named(
     assert opened(folder).fingerprint == wanted
     (lists / "train_aug.txt").write_text("train_0\n")
     assert any("train_aug.txt' is not used" in note for note in opened(folder).notes)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_photos_of_one_size_either_way_are_turned_as_the_others_are(seen: bool, tmp_path: Path) -> None:
+    folder = mask_files.ade(tmp_path / "ade")
+    photos = folder / "images" / "validation"
+
+    def photo(name: str, way: int, size: tuple[int, int]) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = way
+        pixels = np.zeros((*size, 3), np.uint8)
+        pixels[: size[0] // 2] = 255
+        Image.fromarray(pixels).save(photos / name, exif=exif)
+
+    photo("validation_0.png", 3, (8, 10))
+    if seen:
+        photo("validation_1.png", 6, (10, 8))
+    task = opened(folder)
+    how = "seen, as others are" if seen else "stored"
+    assert f"1 image is turned by EXIF data and of one size either way: taken as {how}." in task.notes
+    stored, _ = next(task.test().batches(torch.tensor([0]), 1))
+    assert bool(stored[0, 0, 2, 4] < 128) == seen, "black is on top once it is turned upside down"

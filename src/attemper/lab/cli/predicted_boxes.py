@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from attemper.lab.evaluation.trained import TrainedFinder
 
 FILE = "boxes.json"
+LONGEST = 1280
+"""Pixels of the longer side of a picture: names of classes can be read on it."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,11 @@ def coco_json(every: Sequence[Found], classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _write_picture(path: Path, found: Found, image: Image, classes: Sequence[str]) -> None:
-    """The image with the boxes that are surest, in the colours of their classes."""
+    """The image, no larger than can be read, with the boxes that are surest, in the colours of their classes."""
     import io
 
     from attemper.lab.tasks.boxes.drawing import MOST_DRAWN
-    from attemper.lab.tasks.pictures import colour_of, draw_boxes
+    from attemper.lab.tasks.pictures import colour_of, draw_boxes, fitted
 
     width, height = found.size
     chosen = list(found.sure())[:MOST_DRAWN]
@@ -166,7 +168,7 @@ def _write_picture(path: Path, found: Found, image: Image, classes: Sequence[str
         for left, top, across, down in (found.boxes[at] for at in chosen)
     ]
     names = [f"{classes[found.labels[at]]} {100 * found.scores[at]:.0f} %" for at in chosen]
-    drawn = draw_boxes(image, shares, names, [colour_of(found.labels[at]) for at in chosen])
+    drawn = draw_boxes(fitted(image, LONGEST), shares, names, [colour_of(found.labels[at]) for at in chosen])
     data = io.BytesIO()
     drawn.save(data, format="PNG")
     _write(path, data.getvalue())

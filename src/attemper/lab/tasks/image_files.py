@@ -31,6 +31,8 @@ MANY = 10_000
 SMALL = (32, 32)
 """A JPEG is decoded at an eighth of its size or so to see whether it is whole; that takes a fraction of the time."""
 ORIENTATION = 0x0112
+TURNED = range(2, 9)
+"""EXIF orientations other than the usual one."""
 
 
 # --------------------------------------------------------------------------------------------------------------- pixels
@@ -116,7 +118,7 @@ def _look(file: Path) -> _Look:
 
     def prepare(image: Any) -> Any:
         nonlocal turned
-        turned = orientation(image) in range(2, 9)
+        turned = orientation(image) in TURNED
         image.draft(image.mode, SMALL)
         return as_rgb(image)
 

@@ -1,4 +1,4 @@
-"""Ids in JSON files, by whichever program they were written."""
+"""Ids and texts in JSON files, by whichever program they were written."""
 
 import re
 from collections.abc import Hashable
@@ -22,3 +22,18 @@ def as_key(value: Any) -> int | str | None:
     if isinstance(value, str):
         return int(value) if WRITTEN.fullmatch(value) else value
     return value if isinstance(value, int) else None
+
+
+def as_text(value: Any) -> str | None:
+    """A text that can be shown and written; None: it is none, or has half a character, as JSON can have.
+
+    >>> as_text("caf\\u00e9"), as_text("\\ud800"), as_text(3)
+    ('café', None, None)
+    """
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value

@@ -12,7 +12,7 @@ from attemper.errors import UnreadableError
 from attemper.files import read_json
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.faults import Fault, Faults
-from attemper.lab.tasks.json_keys import Key, as_key
+from attemper.lab.tasks.json_keys import Key, as_key, as_text
 from attemper.lab.tasks.notifications import progress
 
 MOST_BYTES = 2**31
@@ -162,16 +162,16 @@ def _keyed(
 
 
 def _category(entry: Mapping[str, Any], faults: Faults) -> str | None:
-    name = entry.get("name")
-    if isinstance(name, str) and name.strip():
+    name = as_text(entry.get("name"))
+    if name is not None and name.strip():
         return name.strip()
-    faults.add(WRONG_ENTRY, f"category {entry['id']}", "it has no name")
+    faults.add(WRONG_ENTRY, f"category {entry['id']}", "it has no name that is a text")
     return None
 
 
 def _image(entry: Mapping[str, Any], faults: Faults) -> Image | None:
-    name = entry.get("file_name")
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
+    name = as_text(entry.get("file_name"))
+    if name is None or not name.strip() or "\0" in name:
         faults.add(WRONG_ENTRY, f"image {entry['id']}", "it has no file_name")
         return None
     path = PurePosixPath(name.replace("\\", "/"))

@@ -10,13 +10,11 @@ from typing import Any
 from attemper.errors import UnreadableError
 from attemper.files import atomic_write, read_json
 from attemper.lab.tasks.fingerprint import of_parts
-from attemper.lab.tasks.image_files import orientation, stamp
+from attemper.lab.tasks.image_files import TURNED, orientation, stamp
 from attemper.lab.tasks.scan_files import CACHE, look_through
 
 HEAD = 2**18
 """Bytes in which nearly every format says how large an image is; the others are read whole."""
-TURNED = range(2, 9)
-"""EXIF orientations other than the usual one."""
 ON_ITS_SIDE = range(5, 9)
 """EXIF orientations in which width and height change places."""
 

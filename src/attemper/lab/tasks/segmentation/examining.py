@@ -13,10 +13,11 @@ import numpy as np
 
 from attemper.errors import MissingFileError, UnreadableError
 from attemper.files import atomic_write, read_bytes, read_json
+from attemper.lab.counting import counted
 from attemper.lab.tasks.broken import reason_of, reason_of_bytes
 from attemper.lab.tasks.faults import UNREADABLE, Fault
 from attemper.lab.tasks.fingerprint import of_parts
-from attemper.lab.tasks.image_files import as_rgb, upright
+from attemper.lab.tasks.image_files import TURNED, as_rgb, orientation, upright
 from attemper.lab.tasks.sample_files import MOST_BYTES, open_image
 from attemper.lab.tasks.scan_files import CACHE, look_through
 from attemper.lab.tasks.segmentation.layouts import Pair
@@ -45,6 +46,7 @@ class Looked:
 
     faults: what is wrong with the files, as kinds with reasons. size: of the mask. values: the numbers in it.
     turned: the image is to be turned, as its EXIF data say, to lie below its mask. image, mask: hashes of the files.
+    unclear: EXIF data turn the image, and it has the size of its mask either way.
     """
 
     faults: tuple[tuple[Fault, str], ...] = ()
@@ -53,6 +55,7 @@ class Looked:
     turned: bool = False
     image: str = ""
     mask: str = ""
+    unclear: bool = False
 
 
 def examine(pairs: Sequence[Pair], root: Path) -> list[Looked]:
@@ -94,29 +97,50 @@ def look(pair: Pair) -> Looked:
         faults.append((BAD_MASK, reason_of(error, pair.mask)))
     if picture is None or mask is None:
         return Looked(tuple(faults), values=() if mask is None else mask[1])
-    (stored, upright_size, of_image), (size, values, of_mask) = picture, mask
+    (stored, upright_size, of_image, way), (size, values, of_mask) = picture, mask
     if size not in (stored, upright_size):
         return Looked(((OTHER_SIZE, f"{_written(size)} pixels, and the image {_written(stored)}"),), size, values)
-    return Looked((), size, values, size != stored, of_image, of_mask)
+    unclear = way in TURNED and stored == upright_size
+    return Looked((), size, values, size != stored, of_image, of_mask, unclear)
+
+
+def ways_up(looked: Sequence[Looked]) -> tuple[list[Looked], list[str]]:
+    """The same with those that were unclear turned as most of the others, and what is to be said about images.
+
+    That an image is to be turned is known where it then has the size of its mask, and has not else.
+    """
+    upright = any(each.turned for each in looked)
+    unclear = sum(each.unclear for each in looked)
+    found = [dataclasses.replace(each, turned=each.turned or (each.unclear and upright)) for each in looked]
+    turned = sum(each.turned for each in found)
+    notes = [f"Images that are turned to lie below their masks, as their EXIF data say: {turned:,}."] * bool(turned)
+    if unclear:
+        images = counted(unclear, "image is", "images are")
+        how = "seen, as others are" if upright else "stored"
+        notes.append(f"{images} turned by EXIF data and of one size either way: taken as {how}.")
+    return found, notes
 
 
 def _written(size: Size) -> str:
     return f"{size[1]} × {size[0]}"
 
 
-def _look_at_image(file: Path) -> tuple[Size, Size, str]:
-    """Height and width, as it is stored and as it is to be seen, and a hash."""
+def _look_at_image(file: Path) -> tuple[Size, Size, str, int]:
+    """Height and width, as it is stored and as it is to be seen, a hash, and which way up EXIF data say it is."""
     data = bytes_of(file)
     sizes: list[Size] = []
+    way = 1
 
     def prepare(image: Any) -> Any:
+        nonlocal way
+        way = orientation(image)
         stored = as_rgb(image)
         for each in (stored, upright(image)):
             sizes.append((each.height, each.width))
         return stored
 
     open_image(data, prepare)
-    return sizes[0], sizes[1], hashlib.sha256(data).hexdigest()
+    return sizes[0], sizes[1], hashlib.sha256(data).hexdigest(), way
 
 
 def _look_at_mask(file: Path) -> tuple[Size, tuple[int, ...], str]:
@@ -157,8 +181,9 @@ def _remembered(cache: Path, count: int) -> list[Looked] | None:
                 bool(turned),
                 str(image),
                 str(mask),
+                bool(unclear),
             )
-            for faults, size, values, turned, image, mask in read_json(cache)
+            for faults, size, values, turned, image, mask, unclear in read_json(cache)
         ]
     except (UnreadableError, ValueError, KeyError, TypeError, IndexError):
         return None

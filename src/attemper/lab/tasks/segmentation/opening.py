@@ -18,7 +18,7 @@ from attemper.lab.tasks.faults import Fault, Faults
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.scan_files import look_through
-from attemper.lab.tasks.segmentation.examining import NO_CLASS, OF_MASKS, Looked, Numbering, examine, numbering
+from attemper.lab.tasks.segmentation.examining import NO_CLASS, OF_MASKS, Looked, Numbering, examine, numbering, ways_up
 from attemper.lab.tasks.segmentation.layouts import VOC, Pair, Pairs, Part, Zero, list_pairs
 from attemper.lab.tasks.segmentation.masks import NOTHING
 from attemper.lab.tasks.segmentation.sources import LazyMasks, MaskFiles, MaskSource, MemoryMasks
@@ -108,8 +108,12 @@ class SegmentationFiles:
         return [(part, pair) for part, pairs in self.found.parts.items() for pair in pairs]
 
     @cached_property
+    def _looked(self) -> tuple[list[Looked], list[str]]:
+        return ways_up(examine([pair for _, pair in self.all], self.root))
+
+    @property
     def looked(self) -> list[Looked]:
-        return examine([pair for _, pair in self.all], self.root)
+        return self._looked[0]
 
     @cached_property
     def numbering(self) -> Numbering:
@@ -224,8 +228,7 @@ class SegmentationFiles:
     @property
     def notes(self) -> list[str]:
         """What a user should know, in sentences."""
-        turned = sum(each.turned for each in self.looked)
-        found = [f"Images that are turned to lie below their masks, as their EXIF data say: {turned:,}."] * bool(turned)
+        found = list(self._looked[1])
         if copies := len(self._usable["training"]) - len(self.parts["training"]):
             found.append(f"Left out of training, since validation or test has the same image: {copies:,}.")
         return [*found, *self._unseen(), *self._shifted()]

@@ -17,7 +17,7 @@ from attemper.lab.errors import DataError
 from attemper.lab.tasks.broken import listed, shown
 from attemper.lab.tasks.faults import Fault, Faults
 from attemper.lab.tasks.image_files import IMAGES
-from attemper.lab.tasks.json_keys import as_key
+from attemper.lab.tasks.json_keys import as_key, as_text
 from attemper.lab.tasks.notifications import progress
 from attemper.lab.tasks.vqa.answers import commonest, spaced
 from attemper.lab.tasks.vqa.questions import OTHER, Part, Question
@@ -207,13 +207,13 @@ def _question(each: Mapping[str, Any], note: Any, images: dict[int, int]) -> Que
     image = _number(each, "image_id")
     assert image is not None, "a question without one was a fault"
     given = tuple(spaced(answer["answer"]) for answer in note["answers"])
-    named = note.get("multiple_choice_answer")
+    named = as_text(note.get("multiple_choice_answer"))
     return Question(
         image=images.setdefault(image, len(images)),
         text=each["question"],
-        commonest=spaced(named) if isinstance(named, str) and named.strip() else commonest(given),
+        commonest=spaced(named) if named and named.strip() else commonest(given),
         given=given,
-        kind=str(note.get("question_type") or OTHER),
+        kind=as_text(note.get("question_type")) or OTHER,
     )
 
 
@@ -236,11 +236,11 @@ def _wrong_question(each: Any, seen: Counter[int]) -> list[Fault]:
     number = _number(each, "question_id")
     if number is None:
         return [NO_NUMBER]
-    text = each.get("question")
+    text = as_text(each.get("question"))
     found = {
         SAME_NUMBER: seen[number] > 1,
         NO_IMAGE_NUMBER: _number(each, "image_id") is None,
-        NO_TEXT: not isinstance(text, str) or not re.search(r"\w", text),
+        NO_TEXT: text is None or not re.search(r"\w", text),
     }
     return [kind for kind, is_so in found.items() if is_so]
 
@@ -254,8 +254,8 @@ def _wrong_annotation(each: Mapping[str, Any], note: Any) -> list[Fault]:
     answers = note.get("answers")
     if not isinstance(answers, list) or not answers:
         return [NO_ANSWERS]
-    texts = [answer.get("answer") if isinstance(answer, dict) else None for answer in answers]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [as_text(answer.get("answer")) if isinstance(answer, dict) else None for answer in answers]
+    if None in texts:
         return [NO_TEXT_ANSWERS]
     return [] if any(map(str.strip, map(str, texts))) else [EMPTY_ANSWERS]
 
