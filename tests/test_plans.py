@@ -28,7 +28,9 @@ STAND_INS = {"segment": "noise-masks"}
 
 
 ELSEWHERE = {
-    **dict.fromkeys(("vqav2-cb", "mae-graying", "mae-graying-finetune"), "test_plans_ready"),
+    **dict.fromkeys(
+        ("vqav2-cb", "mae-graying", "mae-graying-finetune", "easy-vqa", "pets-heads", "bccd"), "test_plans_ready"
+    ),
     "detr-coco": "test_boxes",
 }
 """Plans whose recipes fit their models by another file's tests."""

@@ -21,6 +21,9 @@ PLANS = Path(__file__).parent.parent / "plans"
 TRIES = {
     "vqav2-cb": ("vqa:shapes(train=60, test=20)", "vilt(width=16, depth=2, heads=2)"),
     "mae-graying": ("mae:digits(train=60, test=20)", "vit-mae(width=16, depth=2, heads=2, decoder_depth=1)"),
+    "easy-vqa": ("vqa:shapes(train=60, test=20)", "two-stream(width=16, heads=2, depth=1, image_depth=1)"),
+    "pets-heads": ("boxes(train=40, test=10)", "anchor-detr(width=16, depth=1)"),
+    "bccd": ("boxes(train=40, test=10)", "anchor-detr(width=16, depth=1)"),
     "mae-graying-finetune": ("digits(train=60, test=20)", "vit-mae(width=16, depth=2, heads=2)"),
 }
 

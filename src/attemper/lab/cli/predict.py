@@ -54,8 +54,7 @@ class Predict:
     questions: Writable = None
     """Of such a run: a JSON file of questions as of VQAv2, about the images whose names end with their numbers."""
     out: Writable = None
-    """A CSV file with the label and all probabilities of every image; of a segmentation, a folder for masks; of
-    objects, a folder for boxes.json and pictures, or a .json file; of answers, a .csv or a .json file."""
+    """A CSV file for labels; a folder for masks; a folder or .json file for boxes; a .csv or .json file for answers."""
     top: int = 1
     """So many labels are printed for each image."""
     batch_size: int = 64
