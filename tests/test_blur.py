@@ -227,6 +227,10 @@ def test_where_nobody_can_look_a_mask_of_rows_may_hide_other_keys_from_each(monk
     with pytest.raises(UnsupportedError, match="where nobody can look"):
         attention(q, k, v, attn_mask=bias, methods=Blur(), seed=0, impl="sdpa")
     assert_same(attention(q, k, v, attn_mask=bias, methods=Blur(), seed=0), expected)
+    padding = torch.arange(9) < 6
+    one_row = padding.expand(BATCH, 1, QUERIES, 9)
+    out = attention(q, k, v, attn_mask=one_row, methods=Blur(), seed=0, impl="sdpa")
+    assert_same(out, by_hand(q, k, v, kernel(padding.tolist()), padding))
 
 
 @pytest.mark.parametrize("impl", ROUTES)
