@@ -58,6 +58,7 @@ class Kind:
 
 
 DETACHED = "dropattention(0.1, rescale=normalize, detach=true)"
+ON_IMAGES = "dropkey(0.1, structure={}, grid=[{}, {}], prefix={})"
 KINDS = (
     Kind("causal 1024", (16, 12, 12, 1024, 1024, 64), ("dropkey(0.1)", "hardmask(0.1)"), "causal"),
     Kind("causal GQA 2048", (4, 16, 4, 2048, 2048, 128), ("dropkey(0.1)",), "causal"),
@@ -74,6 +75,9 @@ KINDS = (
     Kind("biased 197, learnt", (64, 6, 6, 197, 197, 64), ("dropkey(0.1)",), "bias, learnt"),
     Kind("plain 1024", (32, 12, 12, 1024, 1024, 64), ("dropattention(0.1)",)),
     Kind("causal 4096", (4, 12, 12, 4096, 4096, 64), ("dropkey(0.1)",), "causal"),
+    Kind("image 197", (128, 6, 6, 197, 197, 64), tuple(ON_IMAGES.format(s, 14, 14, 1) for s in ("block", "cross"))),
+    Kind("image 1024", (32, 12, 12, 1024, 1024, 64), tuple(ON_IMAGES.format(s, 32, 32, 0) for s in ("block", "cross"))),
+    Kind("image 4096", (4, 12, 12, 4096, 4096, 64), tuple(ON_IMAGES.format(s, 64, 64, 0) for s in ("block", "cross"))),
 )  # fmt: skip
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -69,6 +70,9 @@ RECIPES = (
     "dropkey(0.1, per=head)",
     "dropkey(0.1) + hardmask(0.1)",
     "hardmask(0.1) + dropkey(0.1) + drophead(0.1)",
+    "dropkey(0.1, structure=block)",
+    "dropkey(0.1, structure=cross)",
+    "dropkey(0.1, structure=cross, share=heads) + hardmask(0.1)",
 )
 STEPS = (
     "explicit(v=1e-3, ff=1e-3)",
@@ -197,10 +201,17 @@ def attend(
         "learnt bias": torch.randn(1, heads, nq, nk, dtype=dtype).requires_grad_(),
     }.get(mask)
     out = attemper.attention(
-        q, k, v, attn_mask=given, is_causal=mask == "causal", methods=attemper.parse(recipe), seed=3, impl="triton",
+        q, k, v, attn_mask=given, is_causal=mask == "causal", methods=on_images(recipe, nk), seed=3, impl="triton",
         **options,
     )  # fmt: skip
     out.float().sum().backward()
+
+
+def on_images(recipe: str, keys: int) -> list[Any]:
+    """The methods of a recipe; the largest square image that the keys have room for, where one asks for an image."""
+    side = math.isqrt(keys)
+    methods = attemper.parse(recipe)
+    return [method.on_grid((side, side), keys - side**2) if method.seeks_grid else method for method in methods]
 
 
 def attend_documents(recipe: str, dtype: torch.dtype, causal: bool) -> None:

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import attemper
 from attemper import attention, implementations
@@ -127,13 +129,13 @@ def test_causal_blur_looks_back_only(impl, padded):
     assert_same(out * seeing, torch.nan_to_num(by_hand(q, k, v, kernels, allowed)) * seeing)
 
 
-@pytest.mark.parametrize("given", ["is_causal", "boolean mask", "float mask"])
-def test_a_later_key_moves_no_earlier_row(given):
+@pytest.mark.parametrize("order", ["is_causal", "boolean mask", "float mask"])
+def test_a_later_key_moves_no_earlier_row(order):
     q, k, v = inputs(QUERIES)
     causal = torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()
     floats = torch.zeros(QUERIES, QUERIES, dtype=q.dtype).masked_fill(~causal, -torch.inf)
-    options = {"is_causal": True} if given == "is_causal" else {"attn_mask": causal}
-    if given == "float mask":
+    options = {"is_causal": True} if order == "is_causal" else {"attn_mask": causal}
+    if order == "float mask":
         options = {"attn_mask": floats}
     before = attention(q, k, v, methods=Blur(1.0, w=7), seed=0, **options)
     k[:, :, 4] += 100
@@ -170,6 +172,65 @@ def test_an_additive_mask_that_differs_between_queries_leaks_nothing(low):
     assert "additive mask that differs between queries" in verdicts["sdpa"].reason
     assert verdicts["reference"].chosen
     assert "sdpa and triton cannot serve" in verdicts["reference"].because
+
+
+def masks_alike(keys, seed):
+    """Masks that have a row for every query, of which all that see anything see the same keys, and those keys."""
+    generator = torch.Generator().manual_seed(seed)
+    real = torch.rand(BATCH, 1, 1, keys, generator=generator) < 0.6
+    real[..., 0] = True
+    looking = torch.rand(BATCH, 1, QUERIES, 1, generator=generator) < 0.8  # padded queries see nothing
+    bias = torch.randn(BATCH, HEADS, QUERIES, keys, generator=generator, dtype=torch.float64)
+    masks = {
+        "expanded": real.expand(BATCH, 1, QUERIES, keys),
+        "boolean": real.expand(BATCH, 1, QUERIES, keys).clone(),
+        "with padded queries": real & looking,
+        "bias and -inf": bias.masked_fill(~real, -torch.inf),
+        "bias and the lowest number": bias.masked_fill(~real, torch.finfo(torch.float64).min),
+        "bias and -100": bias.masked_fill(~real, -100.0),
+    }
+    return masks, real
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(name=st.sampled_from(list(masks_alike(2, 0)[0])), impl=st.sampled_from(ROUTES), seed=st.integers(0, 99))
+def test_a_mask_of_which_all_queries_see_the_same_keys_is_padding(name, impl, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "uniform", lambda self: torch.tensor(SIGMA, dtype=torch.float64))
+        masks, real = masks_alike(9, seed)
+        (q, k, v), mask = inputs(9), masks[name]
+        kernels = torch.stack([kernel(row[0, 0].tolist()) for row in real])[:, None]
+        seen = mask if mask.dtype == torch.bool else real
+        rows = seen.any(-1, keepdim=True)
+        bias = None if mask.dtype == torch.bool else torch.where(seen, mask, 0.0)
+        expected = by_hand(q, k, v, kernels, seen | ~rows, bias) * rows
+        out = attention(q, k, v, attn_mask=mask, methods=Blur(), seed=0, impl=impl)
+        torch.testing.assert_close(out * rows, expected, atol=1e-12, rtol=0)
+
+
+def test_a_bias_of_heads_that_share_keys_hides_nothing_from_any_of_them():
+    q, k, v = inputs(9)
+    bias = randn(1, HEADS, QUERIES, 9, seed=5)
+    shared = [x[:, :1] for x in (k, v)]
+    expected = attention(q, *(x.expand(-1, HEADS, -1, -1) for x in shared), attn_mask=bias, methods=Blur(), seed=0)
+    assert_same(attention(q, *shared, attn_mask=bias, methods=Blur(), seed=0, impl="sdpa"), expected)
+    bias[:, 1, :, 3] = -torch.inf
+    with pytest.raises(UnsupportedError, match="differs between heads"):
+        attention(q, *shared, attn_mask=bias, methods=Blur(), seed=0, impl="sdpa")
+
+
+def test_where_nobody_can_look_a_mask_of_rows_may_hide_other_keys_from_each(monkeypatch):
+    q, k, v = inputs(9)
+    bias = randn(1, HEADS, QUERIES, 9, seed=5)
+    expected = attention(q, k, v, attn_mask=bias, methods=Blur(), seed=0, impl="sdpa")
+    monkeypatch.setattr("attemper.ops.call._is_readable", lambda mask: False)
+    with pytest.raises(UnsupportedError, match="where nobody can look"):
+        attention(q, k, v, attn_mask=bias, methods=Blur(), seed=0, impl="sdpa")
+    assert_same(attention(q, k, v, attn_mask=bias, methods=Blur(), seed=0), expected)
+    padding = torch.arange(9) < 6
+    one_row = padding.expand(BATCH, 1, QUERIES, 9)
+    out = attention(q, k, v, attn_mask=one_row, methods=Blur(), seed=0, impl="sdpa")
+    assert_same(out, by_hand(q, k, v, kernel(padding.tolist()), padding))
 
 
 @pytest.mark.parametrize("impl", ROUTES)

@@ -11,7 +11,7 @@ from torch import Tensor
 import attemper
 from attemper.kernels.attention.prepare import drop_table
 from attemper.kernels.common.dropping import DETACHED, WEIGHTS
-from attemper.methods import DropAttention, DropKey, HardMask
+from attemper.methods import Blur, DropAttention, DropKey, HardMask
 from attemper.ops.perturbation import Perturbation, WeightDropout
 from attemper.ops.seeds import seed_tensor
 from attemper.ops.softmax import softmax_with
@@ -249,3 +249,33 @@ def test_the_gradient_of_a_mask_under_a_compiler() -> None:
     functions = (call, torch.compile(call, fullgraph=True))
     given, expected = (torch.autograd.grad(f(*qkv, mask).sum(), mask)[0] for f in functions)
     assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize("hides", ["nothing", "padding", "from each query"])
+def test_blur_under_a_bias(hides: str) -> None:
+    shape = (4, 6, 6, 197, 197, 64)
+    bias = torch.randn(4, 6, 197, 197, device="cuda")
+    if hides == "padding":
+        bias[1:, :, :, 150:] = -torch.inf
+    if hides == "from each query":
+        bias[:, :, :100, 150:] = -torch.inf
+    inputs = (*make(shape, torch.float32), bias.requires_grad_())
+    verdicts = attemper.implementations(*inputs[:3], attn_mask=bias, methods=[Blur(1.0)])
+    chosen = next(verdict.name for verdict in verdicts if verdict.chosen)
+    assert (chosen == "reference") == (hides == "from each query")
+    assert next(verdict.serves for verdict in verdicts if verdict.name == "triton") == (chosen != "reference")
+    if chosen != "reference":
+        check(inputs, [Blur(1.0)], factor=4)
+        check(inputs, [Blur(1.0), DropKey(0.2)], factor=4)
+
+
+def test_a_graph_captures_blur_under_a_bias_of_which_nobody_can_see_what_it_hides() -> None:
+    q, k, v = make((2, 4, 4, 65, 65, 32), torch.bfloat16)
+    bias = torch.randn(1, 4, 65, 65, device="cuda", dtype=torch.bfloat16)
+    seed = torch.tensor(3, device="cuda")
+    expected = attemper.attention(q, k, v, attn_mask=bias, methods=[Blur(1.0)], seed=seed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = attemper.attention(q, k, v, attn_mask=bias, methods=[Blur(1.0)], seed=seed)
+    graph.replay()
+    assert (out - expected).float().norm() <= BOUND[torch.bfloat16] * expected.float().norm()

@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
         "triton_cases.py triton_mask_cases.py triton_whole_cases.py triton_lse_cases.py",
         "triton_penalty_cases.py triton_hardmask_cases.py triton_maxima_cases.py",
         "triton_passed_cases.py triton_lengths_cases.py",
-        "triton_weight_drop_cases.py triton_softmax_cases.py triton_mask_gradient_cases.py",
+        "triton_weight_drop_cases.py triton_softmax_cases.py triton_mask_gradient_cases.py triton_seeds_cases.py",
         "triton_keys_cases.py triton_parts_cases.py triton_penalised_cases.py triton_packed_cases.py",
     ],
 )
@@ -66,6 +66,8 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert "one method of a kind" in _reason([DropKey(0.1), DropKey(0.2)])
     assert "2: HardMask, HardMask" in _reason([HardMask(0.1, k=2), HardMask(0.2, k=2), Blur()])
     assert _reason([HardMask(0.1, k=2), DropKey(0.2), Blur(), DropHead(0.1)]) == ""
+    assert _reason([DropKey(0.1, structure="block", w=1, grid=(2, 2))]) == ""
+    assert "one method of a kind" in _reason([DropKey(0.1, structure="cross", grid=(2, 2)), DropKey(0.1)])
 
 
 def test_auto_on_a_cpu_says_why_the_kernels_do_not_serve() -> None:

@@ -18,7 +18,7 @@ from attemper.methods.base import Paper, Place, check_choice, check_grid, check_
 from attemper.methods.learning import LearnableRate
 from attemper.methods.structure import seed_rate, structured_keep
 from attemper.ops import fused
-from attemper.ops.perturbation import DrawnKeys, drop_logits
+from attemper.ops.perturbation import DrawnKeys, SeedDrop, drop_logits
 from attemper.ops.stream import Offsets, Stream, threshold
 
 
@@ -173,6 +173,14 @@ class DropKey(LearnableRate):
     def kept_keys(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor | None:
         return None if self.learns else self.keep(shape, stream)
 
+    def seed_drop(self, keys: int) -> SeedDrop | None:
+        if self.structure == "none":
+            return None
+        grid, prefix = self._image(keys)
+        rate = seed_rate(self.structure, grid, self.width, self.rate)
+        shared = self.share != "none", self.share == "heads"
+        return SeedDrop(rate, self.structure, self.width, grid, prefix, *shared)
+
     def shared_count(self, keys: int) -> int | None:
         return shared_count(keys, self.rate) if self.share != "none" and self.structure == "none" else None
 
@@ -197,15 +205,20 @@ class DropKey(LearnableRate):
             return shared_keep(stream, batch, heads, keys, self.rate)
         return stream.keep(shape, self.rate)
 
-    def _structured(self, batch: int, heads: int, queries: int, keys: int, stream: Stream) -> Tensor:
+    def _image(self, keys: int) -> tuple[tuple[int, int], int]:
+        """The grid of a call with so many keys, and how many of them stand before it."""
         prefix = self.prefix or 0
         if self.grid is None or keys != prefix + self.grid[0] * self.grid[1]:
             raise ParameterError(
                 f"structure={self.structure} needs keys = prefix + rows × columns; this call has {keys} keys, "
                 f"grid={self.grid}, prefix={prefix}"
             )
-        rate = seed_rate(self.structure, self.grid, self.width, self.rate)
-        patches = structured_keep(stream, (batch, heads, queries), self.grid, self.structure, self.width, rate)
+        return self.grid, prefix
+
+    def _structured(self, batch: int, heads: int, queries: int, keys: int, stream: Stream) -> Tensor:
+        grid, prefix = self._image(keys)
+        rate = seed_rate(self.structure, grid, self.width, self.rate)
+        patches = structured_keep(stream, (batch, heads, queries), grid, self.structure, self.width, rate)
         return torch.nn.functional.pad(patches, (prefix, 0), value=True)
 
     def perturb_logits(self, logits: Tensor, allowed: Tensor | None, stream: Stream) -> tuple[Tensor, Tensor | None]:

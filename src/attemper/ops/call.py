@@ -66,31 +66,32 @@ class Call:
 
     @property
     def differs_between_queries(self) -> bool:
-        """Whether attn_mask may hide different keys from different queries.
-
-        Of an additive mask that is a matter of its values. They are read where that is free: on a CPU, and not while a
-        compiler traces the call. On a GPU the host would have to wait for them, so there such a mask may hide keys.
-        """
+        """Whether attn_mask may hide different keys from different queries."""
         mask = self.attn_mask
-        if mask is None or mask.dim() < 2 or mask.shape[-2] == 1:
-            return False
-        return mask.dtype == torch.bool or not _hides_nothing(mask)
+        return mask is not None and mask.dim() >= 2 and mask.shape[-2] > 1 and self.real_keys is None
 
     @property
     def differs_between_grouped_heads(self) -> bool:
-        """Whether attn_mask tells apart query heads that share their keys."""
+        """Whether attn_mask may hide different keys from query heads that share their keys."""
         mask = self.attn_mask
-        return mask is not None and mask.dim() >= 3 and mask.shape[-3] > 1 and self.q.shape[1] != self.k.shape[1]
+        if mask is None or mask.dim() < 3 or mask.shape[-3] == 1 or self.q.shape[1] == self.k.shape[1]:
+            return False
+        return self.real_keys is None or self.real_keys.shape[1] > 1
 
     @property
     def real_keys(self) -> Tensor | None:
-        """Boolean (B or 1, H or 1, 1, Nk): the keys that are no padding, where attn_mask treats all queries alike."""
-        mask = self.attn_mask
-        if mask is None or (mask.dim() >= 2 and mask.shape[-2] != 1):  # without queries there are no keys of theirs
-            return None
-        while mask.dim() < 4:
-            mask = mask[None]
-        return mask if mask.dtype == torch.bool else reachable(mask)
+        """Boolean (B or 1, H or 1, 1, Nk): the keys that are no padding, where attn_mask leaves all queries the same.
+
+        None without a mask, and where one may leave them different keys. Whether a mask with a row for every query does
+        is a matter of its values. They are read, for which the host waits where they are on a GPU; but not while a
+        compiler traces the call or a CUDA graph captures it, where such a mask may do so.
+        """
+        if torch.compiler.is_compiling():
+            return _shared_keys(self.attn_mask, self.q.shape[1] != self.k.shape[1])
+        known: dict[str, Tensor | None] = vars(self)  # read once in a call
+        if "_real_keys" not in known:
+            known["_real_keys"] = _shared_keys(self.attn_mask, self.q.shape[1] != self.k.shape[1])
+        return known["_real_keys"]
 
 
 def reachable(additive: Tensor) -> Tensor:
@@ -111,14 +112,39 @@ def without_future(mask: Tensor | None, queries: int, keys: int, at: Offsets, de
     return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
 
 
-def _hides_nothing(additive: Tensor) -> bool:
-    """Whether an additive mask is known to leave every key in reach of every query."""
-    if torch.compiler.is_compiling() or additive.device.type != "cpu":
-        return False
+def _shared_keys(mask: Tensor | None, grouped: bool) -> Tensor | None:
+    """See `Call.real_keys`. grouped: query heads share their keys, so those that see the same ones count as one."""
+    if mask is None or 0 in mask.shape:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]
+    for axis in (1, 2):
+        if mask.shape[axis] > 1 and mask.stride(axis) == 0:  # one row, expanded
+            mask = mask.narrow(axis, 0, 1)
+    if mask.shape[2] > 1 and not _is_readable(mask):
+        return None
+    seen = mask if mask.dtype == torch.bool else reachable(mask)
+    shared = seen if seen.shape[2] == 1 else _shared_along(2, seen)
+    if shared is None or not grouped or shared.shape[1] == 1 or not _is_readable(mask):
+        return shared
+    of_all = _shared_along(1, shared)
+    return shared if of_all is None else of_all
+
+
+def _shared_along(axis: int, seen: Tensor) -> Tensor | None:
+    """The keys that all rows along an axis see, but for rows that see none, if they are the same; else None."""
+    together = seen.any(axis, keepdim=True)
+    same = ((seen == together) | ~seen.any(-1, keepdim=True)).all()
     try:
-        return bool(reachable(additive).all())
+        return together if same else None
     except RuntimeError:  # torch.func and tracers refuse to look at values
+        return None
+
+
+def _is_readable(mask: Tensor) -> bool:
+    """Whether its values may be looked at now."""
+    if torch.compiler.is_compiling() or mask.is_meta:
         return False
+    return not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def make_call(

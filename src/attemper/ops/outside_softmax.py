@@ -20,8 +20,8 @@ def refuse_keys(call: Call) -> str | None:
         mask = call.attn_mask
         if mask is not None and mask.is_floating_point():
             return (
-                "an additive mask that differs between queries may hide other keys from each of them, which cannot be "
-                "taken into account in the keys"
+                "an additive mask that differs between queries hides other keys from each of them, or may do so where "
+                "nobody can look, which cannot be taken into account in the keys"
             )
         return "a boolean mask that differs between queries cannot be taken into account in the keys"
     if call.differs_between_grouped_heads:

@@ -58,6 +58,26 @@ class WordDrop:
     by_key: bool = False
 
 
+@dataclass(frozen=True)
+class SeedDrop:
+    """Keys are dropped round seeds that every row of logits has on the image grid of its keys.
+
+    rate: with which probability a place is a seed, by `Stream.keep`. A row numbers its places from 0 on, line by line.
+    shape: "block": seeds drop the w × w window of which they are the first corner, and stand where it fits into the
+        grid; "cross": any place may be one, and drops the lines and the columns that are at most w // 2 away.
+    grid, prefix: (lines, columns) of the grid, and how many keys stand before it. Those are never dropped.
+    for_all_queries, for_all_heads: whether they all share the seeds (`Stream.for_all_queries`, `for_all_heads`).
+    """
+
+    rate: float
+    shape: Literal["block", "cross"]
+    w: int
+    grid: tuple[int, int]
+    prefix: int
+    for_all_queries: bool = False
+    for_all_heads: bool = False
+
+
 class Perturbation:
     """A change to attention. Subclasses name their stages and override them; the others stay the identity.
 
@@ -129,6 +149,13 @@ class Perturbation:
         if (p := self.independent_drop) is not None:
             return WordDrop(p, "keys")
         return None if (p := self.inverted_drop) is None else WordDrop(p, "weights")
+
+    def seed_drop(self, keys: int) -> SeedDrop | None:
+        """How seeds drop keys, if that is all that this does to a row of `keys`; None is anything else.
+
+        It is what the Triton kernels look for.
+        """
+        return None
 
     @property
     def acts_on_single_keys(self) -> bool:

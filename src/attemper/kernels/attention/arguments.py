@@ -8,8 +8,9 @@ from torch import Tensor
 from attemper.kernels.attention import vmap  # noqa: F401, registers its rules
 from attemper.kernels.attention.operators import fused_attention
 from attemper.kernels.attention.prepare import drop_table, row_cuts, row_tops
+from attemper.kernels.attention.seed_tables import seed_table
 from attemper.kernels.common.devices import DTYPES, refuse_device
-from attemper.kernels.common.dropping import KEYS, drop_code
+from attemper.kernels.common.dropping import KEYS, drop_code, seed_code
 from attemper.kernels.common.eager import transformed
 from attemper.ops.call import Call
 from attemper.ops.outside_softmax import is_outside, perturbed_keys
@@ -48,8 +49,10 @@ def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn
     table, cuts, hard, fill, code = None, None, None, "none", KEYS
     keys = k.shape[2]
     for method, stream in drawn:
-        dropped, largest = method.word_drop, method.largest_drop(keys)
-        if dropped is not None:
+        dropped, largest, seeds = method.word_drop, method.largest_drop(keys), method.seed_drop(keys)
+        if seeds is not None:
+            code, table = seed_code(seeds), seed_table(stream, live_threshold(seeds.rate, device), call.shape, seeds)
+        elif dropped is not None:
             code = drop_code(dropped)
             table = drop_table(
                 stream.for_all_queries() if dropped.by_key else stream, live_threshold(dropped.p, device), keys
@@ -61,7 +64,7 @@ def prepared(call: Call) -> tuple[Tensor, Tensor, Tensor, tuple[Any, ...], Drawn
             # Keys that were dropped before, by `table`, are not among the largest; those dropped later may be.
             cuts = row_cuts(
                 *(q.detach(), k.detach(), None if mask is None else mask.detach(), tops, table, hard),
-                *(call.scale, causal, largest.count, fill == "neg_inf", largest.shared),
+                *(call.scale, causal, largest.count, fill == "neg_inf", largest.shared, code),
             )
     return q, k, v, (mask, table, call.scale, causal, tops, cuts, hard, fill, code), outside
 

@@ -16,13 +16,14 @@ import triton.language as tl
 
 from attemper.kernels.attention.hits import fills_zero, hard_way, hit_logits, hit_weights, same_way, weights_of
 from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of
+from attemper.kernels.attention.seeds import drop_keys, head_tables, stripe_words, stripes_step
 from attemper.kernels.common.groups import Dropping, Options, Rows, SavedRows, Tables
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
     behind,
-    drop,
+    by_sample,
     expand_row_masks,
     groups_of,
     load_row_masks,
@@ -94,7 +95,7 @@ def score_gradients(
     dv,  # what it adds to
     q_tile, dout_tile, lse, delta, dropping, row_masks, queries,  # of a query tile
     k_tile, v_tile, columns, hard_columns, keys,  # of a key tile
-    mask, scale, options, EDGE: tl.constexpr, EDGE_N: tl.constexpr,
+    tables, mask, scale, options, EDGE: tl.constexpr, EDGE_N: tl.constexpr,
 ):  # fmt: skip
     """dV with what a tile adds to it, and the float32 gradient of the tile's logits, keys down and queries across.
 
@@ -114,7 +115,7 @@ def score_gradients(
     p = restrict(p, 0.0, queries[None, :], keys[:, None], mask, options, EDGE_N)
     every = p
     if options.DROP:
-        p = drop(p, dropping.words, columns[:, None], dropping.limit, dropping.zero, not EDGE)
+        p = drop_keys(p, dropping, columns[:, None], queries[None, :], keys[:, None], tables, mask, options, EDGE)
     if fills_zero(options.HARD):
         dv = add_product(dv, weights_of(p, dout_tile), dout_tile, options.PRECISION)
         p = tl.maximum(p, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -130,7 +131,7 @@ def score_gradients(
 @triton.jit
 def key_step(
     start, dk, dv,  # where it is, and what it adds to
-    k_tile, v_tile, columns, hard_columns, limit, zero, keys,  # of the program's keys
+    k_tile, v_tile, columns, hard_columns, limit, extra, keys,  # of the program's keys
     q, dout, saved, tables, mask, scale, options,
     BM: tl.constexpr, EDGE: tl.constexpr, SPARED: tl.constexpr,
 ):  # fmt: skip
@@ -147,8 +148,8 @@ def key_step(
         words = load_words(saved.words, queries, mask.nq, 1, EDGE)
     dout_tile = load_tile(dout, queries, mask.nq, options.EV, options.BEV, EDGE)
     dv, ds = score_gradients(
-        dv, q_tile, dout_tile, lse[None, :], delta[None, :], Dropping(words[None, :], limit, zero), row_masks, queries,
-        k_tile, v_tile, columns, hard_columns, keys, mask, scale, options, EDGE, False,
+        dv, q_tile, dout_tile, lse[None, :], delta[None, :], Dropping(words[None, :], limit, extra), row_masks, queries,
+        k_tile, v_tile, columns, hard_columns, keys, tables, mask, scale, options, EDGE, False,
     )  # fmt: skip
     return add_product(dk, ds.to(q_tile.dtype), q_tile, options.PRECISION), dv
 
@@ -171,11 +172,11 @@ def key_tile(
     v_tile = load_tile(v, keys, mask.nk, options.EV, options.BEV, EDGE_N)
     if options.DROP:
         limit = tl.load(tables.drop + mask.nk + 1)
-        zero = tl.load(tables.drop + mask.nk + 2)
+        extra = tl.load(tables.drop + mask.nk + 2)
         columns = load_words(tables.drop, keys, mask.nk, 1, EDGE_N)
     else:
         limit = 0
-        zero = 0
+        extra = 0
         columns = keys
     hard_columns = load_words(tables.hard, keys, mask.nk, 1, EDGE_N) if options.HARD != "none" else keys
     dk_tile = tl.zeros((BN, options.BE), tl.float32)
@@ -187,22 +188,23 @@ def key_tile(
     mask_ptr = mask.ptr
     tops_ptr = mask.tops_ptr
     cuts_ptr = tables.cuts
+    stripes_ptr = tables.stripes
     words_ptr = saved.words
     pairs_ptr = saved.pairs
     for _ in range(group):
         q_head = Rows(q_ptr, q.stride)
         dout_head = Rows(dout_ptr, dout.stride)
         saved_head = SavedRows(words_ptr, pairs_ptr)
-        tables_head = Tables(tables.drop, tables.hard, cuts_ptr)
+        tables_head = Tables(tables.drop, tables.hard, cuts_ptr, stripes_ptr)
         mask_head = mask_at(mask, mask_ptr, tops_ptr)
         for start in tl.range(begin, whole, BM):
             dk_tile, dv_tile = key_step(
-                start, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, zero, keys,
+                start, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, extra, keys,
                 q_head, dout_head, saved_head, tables_head, mask_head, scale_log2, options, BM, False, False,
             )  # fmt: skip
         if whole < mask.nq:
             dk_tile, dv_tile = key_step(
-                whole, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, zero, keys,
+                whole, dk_tile, dv_tile, k_tile, v_tile, columns, hard_columns, limit, extra, keys,
                 q_head, dout_head, saved_head, tables_head, mask_head, scale_log2, options, TAIL_M, True, False,
             )  # fmt: skip
         q_ptr += q_step
@@ -211,6 +213,8 @@ def key_tile(
             mask_ptr += mask_step
         tops_ptr += tops_step
         cuts_ptr += groups_of(mask.nq) * FLAG_ROWS
+        if stripe_words(options.DROP) > 0 and not by_sample(options.DROP):
+            stripes_ptr += stripes_step(mask.nq, options.DROP)
         words_ptr += groups_of(mask.nq) * FLAG_ROWS
         pairs_ptr += groups_of(mask.nq) * FLAG_ROWS
     if options.MASK == "last":
@@ -247,7 +251,7 @@ def query_step(
     p = restrict(p, 0.0, queries[:, None], keys[None, :], mask, options, EDGE)
     every = p
     if options.DROP:
-        p = drop(p, dropping.words[:, None], columns[None, :], dropping.limit[:, None], dropping.zero, not EDGE)
+        p = drop_keys(p, dropping, columns[None, :], queries[:, None], keys[None, :], tables, mask, options, EDGE)
         columns = load_words(tables.drop, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
     dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=options.PRECISION)
     ds = p * dp - every * delta[:, None] if behind(options.DROP) else p * (dp - delta[:, None])
@@ -276,13 +280,13 @@ def query_tile(
         spared = lse == INFINITY_BITS
         lse = tl.where(spared, words, lse)
         limits = tl.where(spared, -2147483648, tl.load(tables.drop + mask.nk + 1))
-        zero = tl.load(tables.drop + mask.nk + 2)
+        extra = tl.load(tables.drop + mask.nk + 2)
         columns = load_words(tables.drop, columns, mask.nk, 1, True)
     else:
         words = queries
         limits = queries
-        zero = 0
-    dropping = Dropping(words, limits, zero)
+        extra = 0
+    dropping = Dropping(words[:, None], limits[:, None], extra)
     lse = lse.to(tl.float32, bitcast=True)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options, EDGE_M), 1)
     end = tl.minimum(mask.nk, first + BM) if options.CAUSAL else mask.nk
@@ -358,7 +362,7 @@ def backward_kernel(
         dk_rows = rows_of(dk, b, h)
         dv_rows = rows_of(dv, b, h)
         masked = mask_of(mask, b, h * group, nq, nk)
-        known = Tables(tables[0], tables[1], tables[2] + row)
+        known = head_tables(tables, row, b, h * group, heads, nq, nk, DROP)
         stored = SavedRows(saved[0] + row, saved[1] + row)
         if (nk % KEY_N == 0) | (first + KEY_N <= nk):
             key_tile(
@@ -382,7 +386,7 @@ def backward_kernel(
         dout_rows = rows_of(dout, b, query_head)
         dq_rows = rows_of(dq, b, query_head)
         masked = mask_of(mask, b, query_head, nq, nk)
-        known = Tables(tables[0], tables[1], tables[2] + row)
+        known = head_tables(tables, row, b, query_head, heads, nq, nk, DROP)
         stored = SavedRows(saved[0] + row, saved[1] + row)
         if (nq % QUERY_M == 0) | (first + QUERY_M <= nq):
             query_tile(

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import score_gradients
+from attemper.kernels.attention.seeds import head_tables, words_of_keys
 from attemper.kernels.attention.whole import load_keys, load_queries
-from attemper.kernels.common.groups import Dropping, Options, Stats, Tables
+from attemper.kernels.common.groups import Dropping, Options, Stats
 from attemper.kernels.common.tiles import FLAG_ROWS, INFINITY_BITS, groups_of, mask_of, rows_of
 
 
@@ -71,10 +72,10 @@ def gradient_kernel(
     first_key = tile % across * BN
     groups = groups_of(nq)
     limit = 0
-    zero = 0
+    extra = 0
     if DROP > 0:
-        limit = tl.load(tables[0] + nk + 1)
-        zero = tl.load(tables[0] + nk + 2)
+        limit = tl.load(words_of_keys(tables[0], DROP) + nk + 1)
+        extra = tl.load(words_of_keys(tables[0], DROP) + nk + 2)
     total = tl.zeros((BN, BM), tl.float32)
     members = over_samples * over_heads
     if CAUSAL:
@@ -85,7 +86,7 @@ def gradient_kernel(
         head = b * heads + h
         row = head * groups * FLAG_ROWS
         at = mask_of(mask, b, h, nq, nk)
-        known = Tables(tables[0], tables[1], tables[2] + row)
+        known = head_tables(tables, row, b, h, heads, nq, nk, DROP)
         queries = load_queries(
             first_query, rows_of(q, b, h), rows_of(dout, b, h), rows_of(out, b, h),
             Stats(stats[0] + row, stats[1] + row, stats[2] + head * groups, stats[3] + row), known, at,
@@ -103,8 +104,8 @@ def gradient_kernel(
             limits = tl.where(spared, -2147483648, limit)
         _, ds = score_gradients(
             tl.zeros((BN, BEV), tl.float32), queries.q, queries.dout, lse[None, :], queries.delta[None, :],
-            Dropping(queries.words[None, :], limits[None, :], zero), queries.row_masks, queries.queries,
-            keys.k, keys.v, keys.columns, keys.hard_columns, keys.keys, at, scale,
+            Dropping(queries.words[None, :], limits[None, :], extra), queries.row_masks, queries.queries,
+            keys.k, keys.v, keys.columns, keys.hard_columns, keys.keys, known, at, scale,
             Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, "bias", PRECISION), True, True,
         )  # fmt: skip
         total += ds

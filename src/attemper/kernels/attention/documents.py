@@ -72,7 +72,7 @@ def groups_before(document, h, heads):
 @triton.jit
 def tables_of(table_ptr, document):
     """`Tables` of a document; there is no hard masking here."""
-    return Tables(table_ptr + document.key + document.number * TABLE_TAIL, table_ptr, table_ptr)
+    return Tables(table_ptr + document.key + document.number * TABLE_TAIL, table_ptr, table_ptr, table_ptr)
 
 
 @triton.jit

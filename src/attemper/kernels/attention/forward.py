@@ -17,16 +17,14 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.hits import hard_way, hit_logits
-from attemper.kernels.common.groups import Dropping, Options, Stats, Tables
-from attemper.kernels.common.stream import table_row_words
+from attemper.kernels.attention.seeds import down, draws, drop_keys, head_tables, load_dropping
+from attemper.kernels.common.groups import Options, Stats
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
     add_product,
     behind,
-    by_key,
     detached,
-    drop,
     expand_row_masks,
     groups_of,
     load_bias,
@@ -51,11 +49,12 @@ LOWEST_LEFT = tl.constexpr(2.0**-36)
 
 
 @triton.jit
-def in_reach(logits, columns, dropping, row_masks, queries, keys, mask, options, EDGE: tl.constexpr):
+def in_reach(logits, columns, dropping, row_masks, queries, keys, tables, mask, options, EDGE: tl.constexpr):
     """Which elements of a tile are kept and not pushed out of reach by an additive mask; a row without any is lost."""
     bias = load_bias(queries[:, None], keys[None, :], mask)
     logits = restrict(logits, -float("inf"), queries[:, None], keys[None, :], mask, options, EDGE)
-    kept = dropping.words[:, None] * columns[None, :] >= dropping.limit
+    numbers = draws(down(dropping), columns[None, :], queries[:, None], keys[None, :], tables, mask, options, EDGE)
+    kept = numbers >= dropping.limit
     return (logits > -float("inf")) & (bias > row_masks.floor) & kept
 
 
@@ -96,12 +95,12 @@ def fixed_step(
         one = restrict(one, 0.0, queries[:, None], keys[None, :], mask, options, EDGE)
         seen += tl.sum(one, 1)
     if options.DROP and options.MASK == "bias":
-        reached = in_reach(logits, columns, dropping, row_masks, queries, keys, mask, options, EDGE)
+        reached = in_reach(logits, columns, dropping, row_masks, queries, keys, tables, mask, options, EDGE)
         seen += tl.sum(reached.to(tl.float32), 1)
     if behind(options.DROP):
         total += tl.sum(p, 1)
     if options.DROP:
-        p = drop(p, dropping.words[:, None], columns[None, :], dropping.limit, dropping.zero, not EDGE)
+        p = drop_keys(p, down(dropping), columns[None, :], queries[:, None], keys[None, :], tables, mask, options, EDGE)
         columns = load_words(tables.drop, ahead + tl.arange(0, BN), mask.nk, 1, EDGE)
     if detached(options.DROP):
         left += tl.sum(p, 1)
@@ -148,7 +147,8 @@ def online_step(
         scores = restrict(hit, -float("inf"), queries[:, None], keys[None, :], mask, options, EDGE)
     if options.DROP:
         columns = load_words(tables.drop, keys, mask.nk, 1, EDGE)
-        keep = dropping.words[:, None] * columns[None, :] >= dropping.limit
+        numbers = draws(down(dropping), columns[None, :], queries[:, None], keys[None, :], tables, mask, options, EDGE)
+        keep = numbers >= dropping.limit
         if SPARE:
             keep = keep | (spared[:, None] > 0)
         every = scores
@@ -206,20 +206,6 @@ def finished(acc, total, left, top, left_top, limit, spared, options):
             result = result / share[:, None]
             lse = lse + tl.log2(share)
     return result, tl.where(empty, float("inf"), lse).to(tl.int32, bitcast=True), share.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def load_dropping(b, h, queries, nk, tables, DROP: tl.constexpr):
-    """`Dropping` of a query tile of sample b and head h; numbers that nobody reads where nothing is dropped."""
-    if DROP:
-        limit = tl.load(tables.drop + nk + 1)
-        zero = tl.load(tables.drop + nk + 2)
-        words = table_row_words(tables.drop, nk, b, h, queries * 0 if by_key(DROP) else queries)
-    else:
-        limit = 0
-        zero = 0
-        words = queries
-    return Dropping(words, limit, zero)
 
 
 @triton.jit
@@ -375,7 +361,7 @@ def forward_kernel(
     groups = head.to(tl.int64) * groups_of(nq)
     row = groups * FLAG_ROWS
     stats = Stats(stats[0] + row, stats[1] + row, stats[2] + groups, stats[3] + row)
-    tables = Tables(tables[0], tables[1], tables[2] + groups * FLAG_ROWS)
+    tables = head_tables(tables, row, b, h, heads, nq, nk, DROP)
     if (nq % BM == 0) | (first + BM <= nq):
         forward_tile(
             first, b, h, q, k, v, out, stats, tables, mask, scale,

@@ -16,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attemper.kernels.common.groups import Dropping, Options, Tables
+from attemper.kernels.attention.seeds import down, draws, dropping_words, head_tables
+from attemper.kernels.common.groups import Dropping, Options
 from attemper.kernels.common.stream import table_row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
@@ -47,7 +48,10 @@ def allowed_logits(
         allowed = is_allowed(row_masks, queries, keys, mask, options, EDGE)
         if options.DROP:
             columns = tl.load(tables.drop + keys, mask=keys < mask.nk, other=1)
-            kept = dropping.words[:, None] * columns[None, :] >= dropping.limit
+            numbers = draws(
+                down(dropping), columns[None, :], queries[:, None], keys[None, :], tables, mask, options, True
+            )
+            kept = numbers >= dropping.limit
             allowed = allowed & (kept | (spared[:, None] > 0))
         x = tl.where(allowed, x, -float("inf"))
     return x
@@ -86,7 +90,10 @@ def count_keys(
         undropped_kept += tl.sum(keep.to(tl.int32), 1)
         if options.DROP:
             columns = tl.load(tables.drop + keys, mask=keys < mask.nk, other=1)
-            stays = dropping.words[:, None] * columns[None, :] >= dropping.limit
+            numbers = draws(
+                down(dropping), columns[None, :], queries[:, None], keys[None, :], tables, mask, options, True
+            )
+            stays = numbers >= dropping.limit
             found += tl.sum((allowed & stays).to(tl.int32), 1)
             kept += tl.sum((keep & stays).to(tl.int32), 1)
     if options.DROP:
@@ -194,7 +201,7 @@ def cuts_rows(
     k = rows_of(k, b, h // group)
     mask = mask_of(mask, b, h, nq, nk)
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
-    tables = Tables(tables[0], tables[1], cuts_ptr)
+    tables = head_tables((tables[0], tables[1], cuts_ptr), 0, b, h, heads, nq, nk, options.DROP)
     queries = first + tl.arange(0, BM)
     q_tile = load_tile(q, queries, nq, options.E, options.BE, True)
     row_masks = expand_row_masks(load_row_masks(queries, mask, tables, options), 1)
@@ -202,10 +209,12 @@ def cuts_rows(
     hard_dropping = Dropping(hard_words, tl.load(tables.hard + nk + 1), 0)
     words = queries
     limit = 0
+    extra = 0
     if options.DROP:
-        words = table_row_words(tables.drop, nk, b, h, queries)
+        words = dropping_words(b, h, queries, nk, tables, options.DROP)
         limit = tl.load(tables.drop + nk + 1)
-    dropping = Dropping(words, limit, 0)
+        extra = tl.load(tables.drop + nk + 2)
+    dropping = Dropping(words, limit, extra)
     end = tl.minimum(nk, first + BM) if options.CAUSAL else nk
     spared = queries * 0
     none = queries < 0

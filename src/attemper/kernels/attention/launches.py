@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.direct import Launch, layout, memory, remember
-from attemper.kernels.common.dropping import drops_weights
+from attemper.kernels.common.dropping import by_seeds, drops_weights
 from attemper.kernels.common.launch import FLAG_ROWS
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, kind_of, padded, tail, whole_plan
 from attemper.kernels.common.products import products
@@ -57,7 +57,7 @@ def _plan_forward(
 
     (batch, heads, nq, e), nk, ev = q.shape, k.shape[2], v.shape[3]
     static, device = is_static(nq, nk, kind_of(q, k, v)), q.get_device()
-    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype)
+    plan = forward_plan(nq, nk, padded(max(e, ev)), q.dtype, by_seeds(dropping))
     fixed = plan.fixed and q.dtype != torch.float16
     plain = fixed and not dropping and fill == "none" and kind == "none" and not causal
     constants: dict[str, Any] = {
@@ -109,15 +109,16 @@ def _plan_backward(
         "E": e, "BE": padded(e), "EV": ev, "BEV": padded(ev),
         "HARD": fill, "CAUSAL": causal, "MASK": kind, "PRECISION": products(q.dtype),
     }  # fmt: skip
-    small = whole_plan(nq, nk, widest, q.dtype, dropping > 0) if static and group == 1 and may_be_whole else None
-    whole = None
+    seeds, small, whole = by_seeds(dropping), None, None
+    if static and group == 1 and may_be_whole:
+        small = whole_plan(nq, nk, widest, q.dtype, dropping > 0, seeds)
     if small is not None:
         whole = Launch(
             whole_kernel, batch * heads, device, **constants, **penalties, NQ=nq, NK=nk, DROP=dropping,
             BM=small.m, TAIL_M=small.tail_m, BN=small.n, TAIL_N=small.tail_n,
             num_warps=small.warps, num_stages=1, maxnreg=small.registers,
         )  # fmt: skip
-    plan = backward_plan(nq, nk, widest, q.dtype, fill != "none" or drops_weights(dropping))
+    plan = backward_plan(nq, nk, widest, q.dtype, fill != "none" or drops_weights(dropping), seeds)
     rows = batch * heads * -(-nq // DELTA_ROWS)
     shares = drops_weights(dropping)
     delta = Launch(delta_kernel, rows, device, EV=ev, BEV=padded(ev), BM=DELTA_ROWS, SHARES=shares)

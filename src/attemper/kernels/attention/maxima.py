@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.largest import allowed_logits, count_keys, store_cuts
-from attemper.kernels.common.groups import Dropping, Options, Tables
+from attemper.kernels.attention.seeds import dropping_words, head_tables
+from attemper.kernels.common.groups import Dropping, Options
 from attemper.kernels.common.stream import table_row_words
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
@@ -162,10 +163,12 @@ def maxima_tile(
     hard_words = table_row_words(tables.hard, nk, b, hard_h, queries)
     words = queries
     limit = 0
+    extra = 0
     if options.DROP:
-        words = table_row_words(tables.drop, nk, b, h, queries)
+        words = dropping_words(b, h, queries, nk, tables, options.DROP)
         limit = tl.load(tables.drop + nk + 1)
-    dropping = Dropping(words, limit, 0)
+        extra = tl.load(tables.drop + nk + 2)
+    dropping = Dropping(words, limit, extra)
     end = tl.minimum(nk, first_row + BM) if options.CAUSAL else nk
     spared = queries * 0
     none = queries < 0
@@ -240,7 +243,7 @@ def maxima_kernel(
     k = rows_of(k, b, h // group)
     mask = mask_of(mask, b, h, nq, nk)
     cuts_ptr += head.to(tl.int64) * groups_of(nq) * FLAG_ROWS
-    tables = Tables(tables[0], tables[1], cuts_ptr)
+    tables = head_tables((tables[0], tables[1], cuts_ptr), 0, b, h, heads, nq, nk, DROP)
     unsure_ptr += pid
     hard_h = h * 0 if SHARED else h
     if (nq % BM == 0) | (first_row + BM <= nq):

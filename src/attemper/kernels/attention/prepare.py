@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attemper.kernels.attention.launch_arguments import mask_arguments
 from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
+from attemper.kernels.common.dropping import KEYS, NOTHING
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, strided, unit_stride
@@ -34,7 +35,7 @@ torch.library.define("attemper::row_tops", "(Tensor mask, SymInt queries, bool c
 torch.library.define(
     "attemper::row_cuts",
     "(Tensor q, Tensor k, Tensor? mask, Tensor? tops, Tensor? table, Tensor hard, float scale, bool causal, "
-    "SymInt largest, bool spare, bool shared=False) -> Tensor",
+    "SymInt largest, bool spare, bool shared=False, int drop=1) -> Tensor",
 )
 
 
@@ -66,16 +67,17 @@ def row_tops(mask: Tensor, queries: int, causal: bool) -> Tensor:
 
 def row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
-    causal: bool, largest: int, spare: bool, shared: bool = False,
+    causal: bool, largest: int, spare: bool, shared: bool = False, drop: int = KEYS,
 ) -> Tensor:  # fmt: skip
     """(B, H, rows) int64: where the `largest` largest logits of a row begin, and its word (see `largest.py`).
 
     table: of the method that dropped keys before, if one did; hard: the table of hard masking itself.
     spare: leave a row alone of which every key would be dropped.
     shared: the rows of a query have the same word in all heads of a sample.
+    drop: what the table drops, a number of `common/dropping.py`.
     """
     find = _row_cuts if is_plain(q) else torch.ops.attemper.row_cuts
-    cuts: Tensor = find(q, k, mask, tops, table, hard, scale, causal, largest, spare, shared)
+    cuts: Tensor = find(q, k, mask, tops, table, hard, scale, causal, largest, spare, shared, drop)
     return cuts
 
 
@@ -129,14 +131,14 @@ def _row_tops_fake(mask: Tensor, queries: int, causal: bool) -> Tensor:
 
 def _row_cuts(
     q: Tensor, k: Tensor, mask: Tensor | None, tops: Tensor | None, table: Tensor | None, hard: Tensor, scale: float,
-    causal: bool, largest: int, spare: bool, shared: bool = False,
+    causal: bool, largest: int, spare: bool, shared: bool = False, drop: int = KEYS,
 ) -> Tensor:  # fmt: skip
     q, k = unit_stride(q), unit_stride(k)
     cuts = _row_cuts_fake(q)
     if cuts.numel() == 0:
         return cuts
     masked, kind = mask_arguments(mask, tops, q)
-    settings = (kind, table is not None, causal, largest, spare, shared)
+    settings = (kind, NOTHING if table is None else drop, causal, largest, spare, shared)
     key = (*layout(q, k, mask), q.get_device(), *settings, products(q.dtype))
     found = _cuts.get(key)
     if found is None:
@@ -167,9 +169,9 @@ class CutLaunches(NamedTuple):
 
 
 def _plan_cuts(
-    q: Tensor, k: Tensor, kind: str, dropping: bool, causal: bool, largest: int, spare: bool, shared: bool
+    q: Tensor, k: Tensor, kind: str, dropping: int, causal: bool, largest: int, spare: bool, shared: bool
 ) -> CutLaunches:
-    """kind: of mask. dropping: whether keys were dropped before."""
+    """kind: of mask. dropping: what was dropped before, a number of `common/dropping.py`."""
     from attemper.kernels.attention.largest import cuts_kernel
     from attemper.kernels.attention.maxima import maxima_kernel
 

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from attemper.kernels.attention.backward import key_step
-from attemper.kernels.attention.forward import LEAST_LEFT, finished, load_dropping, online_step
-from attemper.kernels.common.groups import Options, SavedRows, Stats, Tables
+from attemper.kernels.attention.forward import LEAST_LEFT, finished, online_step
+from attemper.kernels.attention.seeds import head_tables, load_dropping
+from attemper.kernels.common.groups import Options, SavedRows, Stats
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -113,7 +114,7 @@ def repair_kernel(
                     (spot % groups) * FLAG_ROWS, b, h,
                     rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group), rows_of(out, b, h),
                     Stats(lse_ptr + row, words_ptr + row, flags_ptr + spot, shares_ptr + row),
-                    Tables(tables[0], tables[1], tables[2] + row),
+                    head_tables(tables, row, b, h, heads, nq, nk, DROP),
                     mask_of(mask, b, h, nq, nk), scale,
                     Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION), BN,
                 )  # fmt: skip
@@ -176,7 +177,7 @@ def spared_kernel(
                     spared_rows(
                         first, rows_of(q, b, h), rows_of(k, b, h // group), rows_of(v, b, h // group),
                         rows_of(dout, b, h), rows_of(dk, b, h // group), rows_of(dv, b, h // group),
-                        SavedRows(words_ptr + row, pairs_ptr + row), Tables(tables[0], tables[1], tables[2] + row),
+                        SavedRows(words_ptr + row, pairs_ptr + row), head_tables(tables, row, b, h, heads, nq, nk, 0),
                         mask_of(mask, b, h, nq, nk), scales,
                         Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION), BN,
                     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attemper.kernels.attention import operators, prepare  # noqa: F401, they define the operators
+from attemper.kernels.attention import operators, prepare, seed_tables  # noqa: F401, they define the operators
 
 __all__: list[str] = []
 
@@ -57,6 +57,10 @@ def _drop_table(info: Any, in_dims: Dims, *args: Any) -> Result:
     return _one_by_one(torch.ops.attemper.drop_table, info, in_dims, *args)
 
 
+def _seed_table(info: Any, in_dims: Dims, *args: Any) -> Result:
+    return _one_by_one(torch.ops.attemper.seed_table, info, in_dims, *args)
+
+
 def _row_tops(info: Any, in_dims: Dims, *args: Any) -> Result:
     return _one_by_one(torch.ops.attemper.row_tops, info, in_dims, *args)
 
@@ -66,6 +70,7 @@ def _row_cuts(info: Any, in_dims: Dims, *args: Any) -> Result:
 
 
 torch.library.register_vmap("attemper::drop_table", _drop_table)
+torch.library.register_vmap("attemper::seed_table", _seed_table)
 torch.library.register_vmap("attemper::row_tops", _row_tops)
 torch.library.register_vmap("attemper::row_cuts", _row_cuts)
 torch.library.register_vmap("attemper::fused_attention", _forward)

@@ -15,7 +15,8 @@ import triton.language as tl
 
 from attemper.kernels.attention.backward import score_gradients
 from attemper.kernels.attention.penalty_gradients import add_logit_penalty, add_value_penalty, penalties_of
-from attemper.kernels.common.groups import Dropping, Options, Stats, Tables
+from attemper.kernels.attention.seeds import head_tables
+from attemper.kernels.common.groups import Dropping, Options, Stats
 from attemper.kernels.common.tiles import (
     FLAG_ROWS,
     INFINITY_BITS,
@@ -82,12 +83,14 @@ def load_keys(first, k, v, tables, nk, options, BN: tl.constexpr, EDGE: tl.const
 
 
 @triton.jit
-def pair_step(dq, dk, dv, row, column, limit, zero, mask, scale, options, EDGE_M: tl.constexpr, EDGE_N: tl.constexpr):
-    """What a `QueryTile` and a `KeyTile` add to each other's gradients. limit, zero: as in `Dropping`."""
+def pair_step(
+    dq, dk, dv, row, column, limit, extra, tables, mask, scale, options, EDGE_M: tl.constexpr, EDGE_N: tl.constexpr
+):
+    """What a `QueryTile` and a `KeyTile` add to each other's gradients. limit, extra: as in `Dropping`."""
     dv, ds = score_gradients(
-        dv, row.q, row.dout, row.lse[None, :], row.delta[None, :], Dropping(row.words[None, :], limit, zero),
+        dv, row.q, row.dout, row.lse[None, :], row.delta[None, :], Dropping(row.words[None, :], limit, extra),
         row.row_masks, row.queries, column.k, column.v, column.columns, column.hard_columns, column.keys,
-        mask, scale, options, EDGE_M or EDGE_N, EDGE_N,
+        tables, mask, scale, options, EDGE_M or EDGE_N, EDGE_N,
     )  # fmt: skip
     ds = ds.to(row.q.dtype)
     dq = add_product(dq, tl.trans(ds), column.k, options.PRECISION)
@@ -111,7 +114,7 @@ def add_spared(
         column = load_keys(start, k, v, tables, mask.nk, undropped, BN, True)
         dq_tile, dk_tile, dv_tile = pair_step(
             dq_tile, tl.zeros((BN, options.BE), tl.float32), tl.zeros((BN, options.BEV), tl.float32), row, column, 0, 0,
-            mask, scale_log2, undropped, True, True,
+            tables, mask, scale_log2, undropped, True, True,
         )  # fmt: skip
         keys = start + tl.arange(0, BN)
         dk_tile = dk_tile * scale + load_tile(dk, keys, mask.nk, options.E, options.BE, True)
@@ -138,10 +141,10 @@ def whole_head(
     if options.MASK == "last":
         reach = without_last(mask)
     limit = 0
-    zero = 0
+    extra = 0
     if options.DROP:
         limit = tl.load(tables.drop + NK + 1)
-        zero = tl.load(tables.drop + NK + 2)
+        extra = tl.load(tables.drop + NK + 2)
     edge_m: tl.constexpr = BM > NQ
     edge_n: tl.constexpr = BN > NK or (options.MASK == "last" and TAIL_N == 0)
     queries = tl.arange(0, BM)
@@ -152,13 +155,13 @@ def whole_head(
     dq_tile, dk_tile, dv_tile = pair_step(
         tl.zeros((BM, options.BE), tl.float32), tl.zeros((BN, options.BE), tl.float32),
         tl.zeros((BN, options.BEV), tl.float32), row, column,
-        limit, zero, reach, scale_log2, options, edge_m, edge_n,
+        limit, extra, tables, reach, scale_log2, options, edge_m, edge_n,
     )  # fmt: skip
     if TAIL_M > 0:
         last_row = load_queries(BM, q, dout, out, stats, tables, mask, options, TAIL_M, True)
         last_dq, dk_tile, dv_tile = pair_step(
             tl.zeros((TAIL_M, options.BE), tl.float32), dk_tile, dv_tile, last_row, column,
-            limit, zero, reach, scale_log2, options, True, edge_n,
+            limit, extra, tables, reach, scale_log2, options, True, edge_n,
         )  # fmt: skip
     dk_tile = add_logit_penalty(dk_tile * scale, column.k, penalties, options, 1, PENALTY, BIAS)
     dv_tile = add_value_penalty(dv_tile, v, keys, NK, penalties, options, PENALTY, BIAS)
@@ -169,12 +172,12 @@ def whole_head(
         dq_tile, dk_tile, dv_tile = pair_step(
             dq_tile, tl.zeros((TAIL_N, options.BE), tl.float32), tl.zeros((TAIL_N, options.BEV), tl.float32),
             row, last_column,
-            limit, zero, reach, scale_log2, options, edge_m, True,
+            limit, extra, tables, reach, scale_log2, options, edge_m, True,
         )  # fmt: skip
         if TAIL_M > 0:
             last_dq, dk_tile, dv_tile = pair_step(
                 last_dq, dk_tile, dv_tile, last_row, last_column,
-                limit, zero, reach, scale_log2, options, True, True,
+                limit, extra, tables, reach, scale_log2, options, True, True,
             )  # fmt: skip
         keys = BN + tl.arange(0, TAIL_N)
         dk_tile = add_logit_penalty(dk_tile * scale, last_column.k, penalties, options, 1, PENALTY, BIAS)
@@ -221,7 +224,7 @@ def whole_kernel(
         rows_of(q, b, h), rows_of(k, b, h), rows_of(v, b, h), rows_of(out, b, h), rows_of(dout, b, h),
         rows_of(dq, b, h), rows_of(dk, b, h), rows_of(dv, b, h),
         Stats(stats[0] + at, stats[1] + at, stats[2] + head.to(tl.int64) * groups, stats[3] + at),
-        Tables(tables[0], tables[1], tables[2] + at),
+        head_tables(tables, at, b, h, heads, NQ, NK, DROP),
         mask_of(mask, b, h, NQ, NK), penalties_of(penalties, b, h, heads, E), scales,
         Options(E, BE, EV, BEV, DROP, HARD, CAUSAL, MASK, PRECISION),
         Options(E, BE, EV, BEV, False, HARD, CAUSAL, MASK, PRECISION),

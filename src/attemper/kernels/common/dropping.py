@@ -9,7 +9,7 @@ row that is left: 1 − p where weights are divided by it, and the sum of those 
 that and no gradient flows through it. With one more product per element, backward is that of dropped keys.
 """
 
-from attemper.ops.perturbation import WordDrop
+from attemper.ops.perturbation import SeedDrop, WordDrop
 
 NOTHING = 0
 KEYS = 1
@@ -20,6 +20,11 @@ DETACHED = 3
 """Weights; those that stay are divided by their sum, which has no gradient."""
 BY_KEY = 4
 """Added to the others: all queries of a head drop the same keys, those of the word of query 0."""
+BY_SAMPLE = 8
+"""Added: all heads of a sample do, those of the word of head 0."""
+SEEDS = 16
+"""Added times an odd number w: keys are dropped by w × w windows. Times twice a power of two, n: by stripes, of which a
+row stores 2 · n words (`attention/seeds.py`)."""
 
 WAYS = {"keys": KEYS, "weights": WEIGHTS, "detached": DETACHED}
 
@@ -31,6 +36,26 @@ def drop_code(drop: WordDrop) -> int:
     6
     """
     return WAYS[drop.what] + BY_KEY * drop.by_key
+
+
+def seed_code(drop: SeedDrop) -> int:
+    """The same of keys that seeds drop.
+
+    >>> seed_code(SeedDrop(0.1, "block", 3, (14, 14), 1)), seed_code(SeedDrop(0.1, "cross", 1, (32, 33), 0))
+    (49, 65)
+    """
+    number = 2 * seed_words(drop) or drop.w
+    return KEYS + BY_KEY * drop.for_all_queries + BY_SAMPLE * drop.for_all_heads + SEEDS * number
+
+
+def seed_words(drop: SeedDrop) -> int:
+    """Of stripes, how many words a row has for the lines of the image, and for its columns; 0: they are windows."""
+    return 1 << (-(-max(drop.grid) // 32) - 1).bit_length() if drop.shape == "cross" else 0
+
+
+def by_seeds(code: int) -> bool:
+    """Whether seeds drop keys."""
+    return code >= SEEDS
 
 
 def drops_weights(code: int) -> bool:

@@ -53,11 +53,13 @@ class Tables(NamedTuple):
     drop, hard: tables of the method that drops keys and of hard masking, each the words of nk keys, then what their
         rows start from, the limit and a 0 (`stream.table_kernel`).
     cuts: of each row of the head, where its largest logits begin, and its word.
+    stripes: where seeds drop crosses, the words of the head's rows (`attention/seeds.py`).
     """
 
     drop: Any
     hard: Any
     cuts: Any
+    stripes: Any
 
 
 class Stats(NamedTuple):
@@ -80,11 +82,14 @@ class SavedRows(NamedTuple):
 
 
 class Dropping(NamedTuple):
-    """Which keys rows drop: those whose word times the row's word lies below the limit. zero: 0, read from memory."""
+    """Which keys rows drop: those whose word times the row's word lies below the limit.
+
+    extra: a word from memory: 0; where seeds drop windows, how many columns the image has.
+    """
 
     words: Any
     limit: Any
-    zero: Any
+    extra: Any
 
 
 class RowMasks(NamedTuple):
@@ -108,7 +113,7 @@ class Options(NamedTuple):
     """Compile-time constants that most functions of attention's kernels need.
 
     E, EV: widths of heads of Q and K, and of V; BE, BEV: those of their tiles, powers of two.
-    DROP: what is dropped, a number of `dropping.py`; 0: nothing is.
+    DROP: what is dropped, and how, a number of `dropping.py`; 0: nothing is.
     HARD: what hard masking sets logits to, "none": there is no hard masking.
     CAUSAL: query i sees keys 0 … i only.
     MASK: "none"; "keys", the same for all queries; "full"; "bias", which is added to the logits and forbids nothing by

@@ -3,6 +3,7 @@
 A cap on the registers of a thread buys more programs per multiprocessor for a few spills.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,8 +145,10 @@ def kind_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     return q.shape[1], k.shape[1], q.shape[3], v.shape[3]
 
 
-def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPlan:
-    """Tiles of the forward kernel; width is the larger of the padded head widths."""
+def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, seeds: bool = False) -> ForwardPlan:
+    """Tiles of the forward kernel; width is the larger of the padded head widths. seeds: they drop keys."""
+    if seeds:
+        return dataclasses.replace(forward_plan(nq, nk, width, dtype), registers=None)
     tokens = max(nq, nk)
     if dtype == torch.float32:
         return ForwardPlan(32, 32, 4, 2) if width <= 64 else ForwardPlan(16, 32, 4, 1)
@@ -158,8 +161,21 @@ def forward_plan(nq: int, nk: int, width: int, dtype: torch.dtype) -> ForwardPla
     return ForwardPlan(64, 64, 4, 3, registers=None if tokens <= 768 else 128)
 
 
-def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False) -> BackwardPlan:
-    """Tiles of the backward kernel; hard: with hard masking, where they are the largest that spill nothing."""
+def backward_plan(
+    nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool = False, seeds: bool = False
+) -> BackwardPlan:
+    """Tiles of the backward kernel.
+
+    hard: with hard masking, where they are the largest that spill nothing. seeds: where these drop keys, the same.
+    """
+    if seeds and dtype == torch.float32:
+        return BackwardPlan(32, 16, 32, 16, 4, 1) if width <= 64 else BackwardPlan(16, 16, 16, 16, 4, 1)
+    if seeds and width > 64:
+        return BackwardPlan(64, 32, 64, 32, 8, 2)
+    if seeds and max(nq, nk) > 128:
+        return BackwardPlan(64, 32, 64, 32, 4, 3)
+    if seeds:
+        return dataclasses.replace(backward_plan(nq, nk, width, dtype), registers=None)
     tokens = max(nq, nk)
     if dtype == torch.float32:
         return BackwardPlan(32, 32, 32, 32, 4, 1) if width <= 64 else BackwardPlan(16, 16, 16, 16, 4, 1)
@@ -177,16 +193,19 @@ def backward_plan(nq: int, nk: int, width: int, dtype: torch.dtype, hard: bool =
     return BackwardPlan(64, 64, 64, 64, 4, 3, registers=168)
 
 
-def whole_plan(nq: int, nk: int, width: int, dtype: torch.dtype, drop: bool = False) -> WholePlan | None:
-    """Tiles of the backward kernel that has a whole head on chip; None where that is too much. drop: with keys dropped.
+def whole_plan(
+    nq: int, nk: int, width: int, dtype: torch.dtype, drop: bool = False, seeds: bool = False
+) -> WholePlan | None:
+    """Tiles of the backward kernel that has a whole head on chip; None where that is too much.
 
-    What dropping needs in the rare case that a row lost all its keys takes registers in the others; hence the cap.
+    drop: with keys dropped. What that needs in the rare case that a row lost all its keys takes registers in the
+    others; hence the cap. seeds: they drop keys, and no cap leaves room for that.
     """
     most = next((tokens for widest, tokens in WHOLE_TOKENS.items() if width <= widest), 0)
     if dtype == torch.float32 or max(nq, nk) > most:
         return None
     (m, tail_m), (n, tail_n) = (_split(tokens) for tokens in (nq, nk))
-    registers = 128 if drop and width <= 32 and max(nq, nk) <= 80 else None
+    registers = 128 if drop and not seeds and width <= 32 and max(nq, nk) <= 80 else None
     return WholePlan(m, tail_m, n, tail_n, warps=4, registers=registers)
 
 

@@ -40,7 +40,13 @@ def detached(drop):
 @triton.constexpr_function
 def by_key(drop):
     """Whether all queries of a head drop the same keys."""
-    return int(drop) >= 4
+    return int(drop) // 4 % 2 == 1
+
+
+@triton.constexpr_function
+def by_sample(drop):
+    """Whether all heads of a sample drop the same keys."""
+    return int(drop) // 8 % 2 == 1
 
 
 @triton.jit

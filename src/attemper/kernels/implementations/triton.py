@@ -1,10 +1,11 @@
 """Fused attention in Triton, with keys dropped inside: linear memory, the masks of `attemper.keep_mask`.
 
 Inside of softmax it serves one method that drops keys or weights by words of the stream (DropKey; DropAttention, by
-element or by key; a model's own attention dropout), one that drops the largest logits of a row (HardMask), or both,
-dropped keys in either order and dropped weights last; and beside them any that stay outside (Blur, DropHead). Masks may
-be boolean or additive. Packed documents may have DropKey and DropHead. Log-sum-exps, and calls that drop from a part of
-the keys, have no additive masks. Triton is imported when a kernel first runs.
+element or by key; a model's own attention dropout) or keys round seeds on an image (structured DropKey), one that drops
+the largest logits of a row (HardMask), or both, dropped keys in either order and dropped weights last; and beside them
+any that stay outside (Blur, DropHead). Masks may be boolean or additive. Packed documents may have DropKey and
+DropHead. Log-sum-exps, and calls that drop from a part of the keys, have no additive masks. Triton is imported when a
+kernel first runs.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,6 +29,8 @@ from attemper.ops.perturbation import draw
 from attemper.ops.stream import live_threshold
 
 SQUARES = ("v", "qk")
+WIDEST_IMAGE = 1024
+"""Rows of logits have a bit for every line and column."""
 
 
 def refuse(call: Call) -> str | None:
@@ -67,7 +70,11 @@ def _refuse_documents(call: Call) -> str | None:
 def _refuse_methods(call: Call) -> str | None:
     drops, largest, first = 0, 0, None
     for method in sorted(call.methods, key=lambda method: method.order):
-        if (drop := method.word_drop) is not None:
+        if (seeds := method.seed_drop(call.k.shape[2])) is not None:
+            drops += 1
+            if max(seeds.grid) > WIDEST_IMAGE and seeds.shape == "cross":
+                return f"drops stripes of images of up to {WIDEST_IMAGE} lines and columns, not {seeds.grid}"
+        elif (drop := method.word_drop) is not None:
             drops += 1
             first = None if drop.what == "keys" and not drop.by_key else method
         elif method.largest_drop(call.k.shape[2]) is not None:
@@ -77,7 +84,8 @@ def _refuse_methods(call: Call) -> str | None:
         elif not is_outside(method):
             return (
                 "knows only methods that drop keys or weights by words of the stream, such as DropKey(0.1) and "
-                f"DropAttention(0.1), or the largest logits, such as HardMask(0.1), inside of softmax, not {method}"
+                "DropAttention(0.1), keys round seeds on an image, or the largest logits, such as HardMask(0.1), "
+                f"inside of softmax, not {method}"
             )
     if drops > 1 or largest > 1:
         names = ", ".join(type(method).__name__ for method in call.methods if not is_outside(method))
