@@ -43,8 +43,9 @@ class AttentionAction(Action):
     """Those of them that mix tokens."""
     follows_entry: str | None = None
     """A method that asked for padding before this attention, the first one, could tell."""
-    looked: bool = False
-    """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
+    looked: set[tuple[int, int]] = field(default_factory=set, compare=False)
+    """The queries and keys of masks that were searched for tokens which only some queries may see. A window or a mask
+    of its own making may hide nothing in short sequences, and in others does."""
     read: bool = False
     """Whether it is known from a copy that it hides nothing, whatever it is called with."""
     verified: bool = False

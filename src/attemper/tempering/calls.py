@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attemper.ops.tracing import has_numbers
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.origins import Origins
-from attemper.tempering.padding import hides_some_from_others
+from attemper.tempering.padding import allowed_keys, hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known, uses_weight
@@ -186,9 +187,9 @@ def fused_hides(func: Any, args: Any, kwargs: Any) -> bool:
 
 def hides_tokens(mask: Tensor) -> bool:
     """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens from some and not from all; not on meta."""
-    if mask.is_meta or mask.dim() < 2:
+    if mask.dim() < 2 or not has_numbers(mask):
         return False
-    return hides_some_from_others(mask if mask.dim() <= 4 else mask.flatten(0, -4))
+    return hides_some_from_others(allowed_keys(mask if mask.dim() <= 4 else mask.flatten(0, -4)))
 
 
 def running_modules() -> Iterator[nn.Module]:

@@ -13,6 +13,7 @@ from attemper.methods.base import Method, Place
 from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
 from attemper.ops import fused
 from attemper.ops.stream import Stream
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
 from attemper.tempering.draws import note, source
@@ -111,10 +112,10 @@ class TokenAction(Action):
 
     def check_padding(self, real: Tensor | None) -> None:
         """Once: a mask after which a sample has no token left is one that the block means in another way."""
-        if self.checked or real is None or torch.compiler.is_compiling() or real.is_meta:
+        if self.checked or real is None or not has_numbers(real):
             return
         self.checked = True
-        if not real.any(1).all():
+        if not all_true(real.any(1)):
             raise ConflictError(
                 f"{self.place.where} is called with a mask that says of a whole sample that it is padding, so it "
                 f"means something else than {self.method.name} would read from it. Use batches without padding."

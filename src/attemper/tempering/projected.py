@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.errors import ConflictError, UnmetError
 from attemper.methods.kinds import AttentionRecord, Penalty
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites import Projection
 from attemper.sites.adapted import Added
 from attemper.tempering.axes import three_axes
@@ -231,12 +232,12 @@ class ProjectionWatch(TorchFunctionMode):
         value: (B, H, N, e).
         """
         projected = self.plainly_seen("v")
-        if self.action.verified or projected is None or torch.compiler.is_compiling() or value.is_meta:
+        if self.action.verified or projected is None or not has_numbers(value):
             return
         given, joined = self.by_sample(projected[1], value.shape[0]), value.transpose(1, 2).flatten(2)
         if given.shape != joined.shape:
             return
-        if not torch.allclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3):
+        if not all_true(torch.isclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3)):
             raise UnmetError(
                 f"{self.action.place.where} has its queries, keys and values in another order than one behind the "
                 "other in one weight, or changes its values: its penalties cannot be taken. Leave it out with targets=."
