@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from attemper.errors import ConflictError, NoSiteError
@@ -188,9 +189,12 @@ class Placement(Requirements):
         for method in self.methods:
             if isinstance(method, Learnable) and method.learns:
                 name = self.parameter_name(method, site.name, "rate")
-                value = method.first_value(action.place, site.heads)
-                device = next((w.device for w in (*site.module.parameters(), *self.model.parameters())), value.device)
-                self.parameters.register_parameter(name, nn.Parameter(value.to(device)))
+                with torch.device("cpu"):  # whatever the default is; meta tensors have no values
+                    value = method.first_value(action.place, site.heads)
+                weights = (*site.module.parameters(), *self.model.parameters())
+                like = next((weight for weight in weights if weight.dtype in FLOATS), value)
+                value = value.to(like.device, torch.promote_types(like.dtype, torch.float32))
+                self.parameters.register_parameter(name, nn.Parameter(value))
                 action.learnt[method.name] = name
 
     def is_one_of_several(self, site: AttentionSite) -> bool:
@@ -261,7 +265,8 @@ class Placement(Requirements):
         made: type[TokenAction] = EntryAction if side == "entry" else LocalTokenAction if local else TokenAction
         side = "input" if side == "entry" else side
         action = made(self.control, place, method.at(place), side, self.layout(block, layer), told_by)
-        start = kind.parameter(channels(layer, side) or self.width_of(block, method))
+        with torch.device("cpu"):
+            start = kind.parameter(channels(layer, side) or self.width_of(block, method))
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
             reference = next((weight for weight in weights if weight.dtype in FLOATS), start)
