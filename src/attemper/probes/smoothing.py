@@ -39,6 +39,7 @@ from attemper.sites.targets import Targets
 from attemper.tempering import Tempered
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
+from attemper.tempering.operands import in_order
 from attemper.tempering.subclassing import Action
 
 EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
@@ -126,15 +127,14 @@ class Zeros(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         if func is F.scaled_dot_product_attention:
             return self.fused(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self.multihead(*args, **kwargs)
         if func in SOFTMAX and softmax_axis(*args, **kwargs) == 3:
-            logits = args[0] if args else kwargs["input"]
+            logits = args[0]
             zero = self.watch.zero(Seen(None, None, logits=logits.detach()), logits)
-            kwargs.pop("input", None)
             return func(logits + zero, *args[1:], **kwargs)
         return func(*args, **kwargs)
 

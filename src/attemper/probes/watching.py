@@ -21,6 +21,7 @@ from attemper.sites import AttentionSite, Sites, find_sites
 from attemper.sites.targets import Targets
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
+from attemper.tempering.operands import in_order
 from attemper.tempering.products import MATMUL
 from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
 
@@ -53,7 +54,7 @@ class Calls(TorchFunctionMode):
         """Q and Kᵀ of the last product before a softmax."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.tell(_sdpa, args, kwargs)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.ops.tracing import has_numbers
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
+from attemper.tempering.operands import in_order
 from attemper.tempering.origins import Origins
 from attemper.tempering.padding import allowed_keys, hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
@@ -56,7 +57,7 @@ class CallWatch(TorchFunctionMode):
         """What MLPs made of a single position: the MLP, and how many numbers they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         out = func(*args, **kwargs)
         if torch.compiler.is_compiling():
             return out
@@ -97,8 +98,7 @@ class CallWatch(TorchFunctionMode):
         if reading.over == "channels":
             self.calls.append(SeenCall(self.running(), "channels", what + reading.remark))
         elif reading.product or (axis == out.dim() - 1 and out.dim() > 2):
-            logits = args[0] if args else kwargs["input"]
-            hides = self.masks and hides_tokens(logits.movedim(axis, -1))
+            hides = self.masks and hides_tokens(args[0].movedim(axis, -1))
             self.weights.note(out, Softmaxed(self.running(), what, reading, hides))
 
     def find_product(self, func: Any, args: Any, kwargs: Any) -> None:

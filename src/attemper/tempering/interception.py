@@ -27,6 +27,7 @@ from attemper.tempering.axes import SOFTMAX, Arrangement, as_it_was, plain_arran
 from attemper.tempering.mesh import is_sharded
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.offsets import AttentionShape
+from attemper.tempering.operands import in_order
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
 from attemper.tempering.repeated import Decision, Term, attend_with_terms, layout_of, terms_of
@@ -58,7 +59,7 @@ class AttentionInterceptor(WrittenAttention):
         """While a call of DTensors is computed: which part of its queries this process has."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         if func is SDPA:
             self.met += 1
             return self.sdpa(*args, **kwargs)

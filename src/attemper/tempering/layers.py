@@ -18,6 +18,7 @@ from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
 from attemper.tempering.draws import note, source
 from attemper.tempering.ledger import Entry
+from attemper.tempering.operands import input_in_front
 from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
 from attemper.tempering.penalties import Control
@@ -199,7 +200,7 @@ class WeightAction(Action):
         return self.control.on(training) and not self.method.idle
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        x: Tensor = args[0]
+        (x, *_), _ = input_in_front(args, kwargs)
         added = addition(self.method.name, self.place.name, self.slot, module)
         weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
         if added is None:
@@ -246,7 +247,7 @@ class MlpPenaltyAction(Action):
         refuse_parts(self.control, self.method, self.place)
         added = addition(self.method.name, self.place.name, self.slot, module)
         out = forward(*args, **kwargs)
-        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
+        (x, *_), _ = input_in_front(args, kwargs)
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
         plain = added is None and state_of(module).original in (nn.Linear, nn.Conv2d)
         tokens = to_tokens(x, self.layout)

@@ -107,7 +107,7 @@ class WrittenAttention(ProjectionWatch):
 
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Softmax: logits with all their masks in, weights out. One that is not over keys is left as it is."""
-        logits: Tensor = args[0] if args else kwargs["input"]
+        logits: Tensor = args[0]
         if is_sharded(logits) and self.methods:
             raise MeshError(
                 f"{self.action.place.where} computes a softmax of DTensors; attention that is written out can be "
@@ -140,7 +140,7 @@ class WrittenAttention(ProjectionWatch):
             assert drawn is not None
             logits = self.blurred_logits(logits, axes, drawn)
             sorted_ = sorted_by_role(logits, axes)
-            args, kwargs = (logits, *args[1:]), {name: value for name, value in kwargs.items() if name != "input"}
+            args = (logits, *args[1:])
         if any(method.stages != ("keys",) for method in self.methods):
             dtype = kwargs.get("dtype") or logits.dtype
             plainly = self.action.impl == "reference"
