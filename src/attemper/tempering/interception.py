@@ -122,7 +122,7 @@ class AttentionInterceptor(WrittenAttention):
                 for t in (query, key, value)
             )
         self.settle_grid(query.shape[0], key.shape[2])
-        self.action.note_shape(self.methods, query.shape[1], key.shape[2])
+        self.action.note_shape(self.methods, query.shape[1], key.shape[2], self.met)
         if self.penalties:
             self.note_order(given[1], given[1].dim() - 2)
             self.check_values(value)
@@ -204,7 +204,7 @@ class AttentionInterceptor(WrittenAttention):
         projected = project(call, as_torch)
         q, k, v, mask = split_heads(call, *projected)
         self.settle_grid(q.shape[0], k.shape[2])
-        self.action.note_shape(self.methods, q.shape[1], k.shape[2])
+        self.action.note_shape(self.methods, q.shape[1], k.shape[2], self.met)
         note_padding(self.action, mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(dropout_p, k.shape[2])
         if as_torch:

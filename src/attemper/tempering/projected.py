@@ -37,6 +37,8 @@ class ProjectionWatch(TorchFunctionMode):
         self.maps = action.maps if control.on(training) else ()
         self.penalties = action.penalties if control.penalises(training) else ()
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self.counted: Tensor | None = None
+        """What the projection of V gave for the call whose penalties were taken last."""
         """Of each projection: its input, its output, its bias."""
         self.added: dict[str, Added] = self.added_by_adapters() if self.penalties or self.maps else {}
         """Of each projection that has adapters: what they add to its weight, to that of all rows."""
@@ -181,6 +183,12 @@ class ProjectionWatch(TorchFunctionMode):
                 f"{action.place.where} multiplies its attention weights with other values than those of its "
                 "projection: its penalties cannot be taken. Leave it out with targets=."
             )
+        if self.counted is self.seen["v"][1]:
+            raise UnmetError(
+                f"{action.place.where} computes attention more than once from the same values, as in chunks of "
+                "queries: its penalties would count as often. Compute it in one call, or leave it out with targets=."
+            )
+        self.counted = self.seen["v"][1]
 
     def penalise(
         self,

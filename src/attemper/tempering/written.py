@@ -130,7 +130,7 @@ class WrittenAttention(ProjectionWatch):
         if self.action.watchers or self.methods:
             sorted_ = sorted_by_role(logits, axes)
             self.settle_grid(sorted_.shape[0], sorted_.shape[3])
-            self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
+            self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3], self.met)
             note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
         drawn = None
         if self.methods:
