@@ -69,6 +69,29 @@ def test_penalties_of_queries_in_chunks_are_refused_and_not_counted_for_every_ch
         trained(model(of_each_query, attend), recipe)
 
 
+class Cached(InPieces):
+    """Token after token, keys and values from a cache."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache: list[tuple[Tensor, Tensor]] = []
+        found = []
+        for token in x.split(1, 1):
+            q, k, v = (layer(token).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            cache.append((k, v))
+            found.append(self.attend(q, *(torch.cat(each, 2) for each in zip(*cache, strict=True))))
+        return self.proj(torch.cat(found, 2).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("recipe", ["explicit(v=1)", "explicit(q=1, k=1)", "explicit(av=1)", "arora(v=1)"])
+@pytest.mark.parametrize("attend", [fused, written])
+def test_penalties_of_keys_from_a_cache_are_refused(attend, recipe):
+    network = model(of_each_query, attend)
+    for block in network:
+        block.attn.__class__ = Cached
+    with pytest.raises(UnmetError, match="keys that several runs of its projections made"):
+        trained(network, recipe)
+
+
 @pytest.mark.parametrize("recipe", ["drophead(0.5)", "dropkey(0.5, share=heads)", "hardmask(0.5, k=2, share=heads)"])
 @pytest.mark.parametrize("attend", [fused, written])
 @pytest.mark.parametrize("pieces", [of_each_head, of_each_head_without_axis])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.plain_blocks import Block, model_of, tokens
+from tests.plain_blocks import HEADS, WIDTH, Block, model_of, tokens
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -159,3 +159,39 @@ def test_learnt_rates_are_as_exact_as_the_weights():
         model, _ = applied("dropkey(learn)", dtype)
         added = [weight for name, weight in model.named_parameters() if name.startswith("attemper.")]
         assert {weight.dtype for weight in added} == {kept}
+
+
+NESTED = (
+    "dropkey(0.5)", "dropkey(0.3, share=queries)", "blur(2.0)", "drophead(0.5)", "cb(cb_s)", "graying(where=tokens)",
+    "layerdrop(0.5)", "droppath(0.5)", "ffdropout(0.3)", "explicit(v=1)", "explicit(ff=1)", "arora(k=1)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", NESTED)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_in_training_and_mean_what_they_did_in_eval_mode(recipe):
+    parts = [torch.randn(many, WIDTH, dtype=torch.float64) for many in (3, 5)]
+    samples = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    model = model_of(Jagged).double().eval()
+    plain = model(samples).values()
+    tempered = attemper.apply(model, recipe)
+    if not recipe.startswith(("cb", "graying")):
+        assert torch.equal(model(samples).values(), plain)
+    model.train()
+    with pytest.raises(attemper.errors.UnsupportedError, match="a nested one"):
+        tempered.loss(lambda: model(samples), lambda out: out.values().sum())
+
+
+class Jagged(Block):
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (layer(x).unflatten(-1, [HEADS, -1]).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = self.Attention()

@@ -31,7 +31,7 @@ from attemper.tempering.operands import in_order
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
 from attemper.tempering.repeated import Decision, Term, attend_with_terms, layout_of, terms_of
-from attemper.tempering.shards import Held, hold_call
+from attemper.tempering.shards import Held, hold_call, refuse_nested
 from attemper.tempering.witness import note_padding
 from attemper.tempering.written import WrittenAttention
 
@@ -103,6 +103,7 @@ class AttentionInterceptor(WrittenAttention):
         enable_gqa: bool = False,
     ) -> Tensor:
         """The fused call. Takes (…, N, e) like the original; leading axes other than heads go into the batch."""
+        refuse_nested(query)
         if is_sharded(query):
             return self.sharded_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale)
         given = query, value

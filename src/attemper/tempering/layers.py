@@ -23,7 +23,7 @@ from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
-from attemper.tempering.shards import hold
+from attemper.tempering.shards import hold, refuse_nested
 from attemper.tempering.subclassing import Action, site_of, state_of
 from attemper.tempering.wrapped import addition, effective, is_outermost, mapped_product
 
@@ -246,8 +246,9 @@ class MlpPenaltyAction(Action):
         """Run the layer, and enter what it adds to the loss."""
         refuse_parts(self.control, self.method, self.place)
         added = addition(self.method.name, self.place.name, self.slot, module)
-        out = forward(*args, **kwargs)
         (x, *_), _ = input_in_front(args, kwargs)
+        refuse_nested(x)
+        out = forward(*args, **kwargs)
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
         plain = added is None and state_of(module).original in (nn.Linear, nn.Conv2d)
         tokens = to_tokens(x, self.layout)

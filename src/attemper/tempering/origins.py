@@ -131,8 +131,8 @@ class Origins:
         return max(made, default=0)
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Follow one call; what is empty has nothing to follow."""
-        if isinstance(out, Tensor) and out.numel() == 0:
+        """Follow one call; what is empty has nothing to follow, and nested tensors have no axes of one size."""
+        if isinstance(out, Tensor) and (out.is_nested or out.numel() == 0):
             return
         if isinstance(out, Tensor):
             if func in PROJECTIONS:

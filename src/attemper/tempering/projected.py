@@ -37,9 +37,11 @@ class ProjectionWatch(TorchFunctionMode):
         self.maps = action.maps if control.on(training) else ()
         self.penalties = action.penalties if control.penalises(training) else ()
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        """Of each projection: its input, its output, its bias."""
         self.counted: Tensor | None = None
         """What the projection of V gave for the call whose penalties were taken last."""
-        """Of each projection: its input, its output, its bias."""
+        self.runs = 0
+        """How often that projection ran."""
         self.added: dict[str, Added] = self.added_by_adapters() if self.penalties or self.maps else {}
         """Of each projection that has adapters: what they add to its weight, to that of all rows."""
         self.packed: Tensor | None = None
@@ -121,6 +123,7 @@ class ProjectionWatch(TorchFunctionMode):
         else:
             out = multiply(input, self.map_weight(weight, layer) if ours else weight, bias)
         if self.penalties and ours:
+            self.runs += "v" in ours
             whole = bias if added is None else effective_bias(bias, added)
             x, y = (t.flatten(2).mT if weight.dim() == 4 else t for t in (input, out))
             for name, projection in ours.items():
@@ -209,6 +212,12 @@ class ProjectionWatch(TorchFunctionMode):
         assert action.projections is not None
         p = action.projections
         query, key, value = (self.by_sample(self.seen[name][0], out.shape[0]) for name in "qkv")
+        keys = k.shape[2] if k is not None else weights.shape[-1] if weights is not None else 0
+        if self.runs > 1 and keys > value.shape[1]:
+            raise UnmetError(
+                f"{action.place.where} attends to keys that several runs of its projections made, as with a cache: its "
+                "penalties cannot be taken. Project all tokens at once, or leave it out with targets=."
+            )
         b_v = self.seen["v"][2]
         if b_v is not None:
             b_v = b_v.view(-1, out.shape[-1])

@@ -40,7 +40,7 @@ from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known
-from attemper.tempering.shards import Held
+from attemper.tempering.shards import Held, refuse_nested
 from attemper.tempering.witness import note_padding
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class WrittenAttention(ProjectionWatch):
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Softmax: logits with all their masks in, weights out. One that is not over keys is left as it is."""
         logits: Tensor = args[0]
+        refuse_nested(logits)
         if is_sharded(logits) and self.methods:
             raise MeshError(
                 f"{self.action.place.where} computes a softmax of DTensors; attention that is written out can be "
