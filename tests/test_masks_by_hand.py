@@ -121,6 +121,34 @@ class Windowed(Mixing):
         return self.outward(out.transpose(1, 2).flatten(2))
 
 
+class Asking(Network):
+    """Cannot be run without a mask, so that no pass tells its attention before training."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, padding)
+
+
+@pytest.mark.parametrize("recipe", ["cb", "cb(cb_s)", "graying(where=tokens)"])
+@pytest.mark.parametrize("fill", FILLS)
+def test_padding_that_attention_of_no_known_kind_hides_is_not_mixed_in(recipe: str, fill: float) -> None:
+    padding = torch.zeros(3, TOKENS, dtype=torch.bool)
+    torch.manual_seed(0)
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe)
+    model(pair()[0], padding)
+    padding[0, -1] = True
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe)
+    with pytest.raises(ConflictError, match="hides"):
+        model(pair()[0], padding)
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe, targets={"attention": "*.mixing"})
+    if recipe.startswith("cb"):
+        assert moved(model, *pair(), padding.expand(3, TOKENS))[:-1].max() > 0, "where the last token is none"
+        padding[:, -1] = True
+        assert moved(model, *pair(), padding)[:-1].max() == 0
+
+
 @pytest.mark.parametrize("later", ["longer", "causal"])
 @pytest.mark.parametrize("recipe", ["cb", "graying(where=tokens)"])
 @pytest.mark.parametrize("fill", [-math.inf, -1e9])

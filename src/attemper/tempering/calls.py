@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.ops.tracing import has_numbers
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.operands import in_order
@@ -63,8 +63,9 @@ class CallWatch(TorchFunctionMode):
             return out
         self.origins.after(func, args, kwargs, out)
         if func in FUSED:
-            hides = self.masks and fused_hides(func, args, kwargs)
-            self.calls.append(SeenCall(self.running(), "keys", func.__name__, hides))
+            modules = self.running()
+            hides = self.masks and fused_hides(func, args, kwargs, self.knows(modules))
+            self.calls.append(SeenCall(modules, "keys", func.__name__, hides))
         elif func in SOFTMAX:
             self.find_softmax(args, kwargs, out)
         elif func in EXPONENTIALS and isinstance(out, Tensor) and self.origins.product_of(out):
@@ -84,7 +85,7 @@ class CallWatch(TorchFunctionMode):
         """Modules in which no attention is known, and the attention calls that they made."""
         found: dict[str, list[SeenCall]] = {}
         for call in self.calls:
-            if call.over == "keys" and call.modules and not self.inside & set(call.modules):
+            if call.over == "keys" and call.modules and not self.knows(call.modules):
                 found.setdefault(call.modules[0], []).append(call)
         return found
 
@@ -98,8 +99,9 @@ class CallWatch(TorchFunctionMode):
         if reading.over == "channels":
             self.calls.append(SeenCall(self.running(), "channels", what + reading.remark))
         elif reading.product or (axis == out.dim() - 1 and out.dim() > 2):
-            hides = self.masks and hides_tokens(args[0].movedim(axis, -1))
-            self.weights.note(out, Softmaxed(self.running(), what, reading, hides))
+            modules = self.running()
+            hides = self.masks and hides_tokens(args[0].movedim(axis, -1), self.knows(modules))
+            self.weights.note(out, Softmaxed(modules, what, reading, hides))
 
     def find_product(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count a softmax as attention as soon as values are multiplied with its weights."""
@@ -138,6 +140,10 @@ class CallWatch(TorchFunctionMode):
         if any((factor.root.product, factor.root.side) == keys for axis in origin.axes for factor in axis):
             self.weights.note(out, found)
 
+    def knows(self, modules: tuple[str, ...]) -> bool:
+        """Whether the attention of one of these modules is known, which then tells of padding by itself."""
+        return not self.inside.isdisjoint(modules)
+
     def running(self) -> tuple[str, ...]:
         """The names of the modules that are running, the innermost first."""
         names = dict.fromkeys(
@@ -173,23 +179,29 @@ class CallWatch(TorchFunctionMode):
             self.pooled.note(out, pooled)
 
 
-def fused_hides(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a fused call hides tokens from each other, as far as it can be seen."""
+def fused_hides(func: Any, args: Any, kwargs: Any, padding: bool) -> bool:
+    """Whether a fused call hides tokens, as far as it can be seen. padding: see `hides_tokens`."""
     if func is F.scaled_dot_product_attention:
         named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
         mask = named.get("attn_mask")
-        return bool(named.get("is_causal")) or (mask is not None and hides_tokens(mask))
+        return bool(named.get("is_causal")) or (mask is not None and hides_tokens(mask, padding))
     mask = kwargs.get("attn_mask")
     if mask is not None and mask.dtype == torch.bool:
         mask = ~mask  # True is "hidden" there
-    return bool(kwargs.get("is_causal")) or (mask is not None and hides_tokens(mask))
+    if not padding and kwargs.get("key_padding_mask") is not None:
+        return True
+    return bool(kwargs.get("is_causal")) or (mask is not None and hides_tokens(mask, padding))
 
 
-def hides_tokens(mask: Tensor) -> bool:
-    """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens from some and not from all; not on meta."""
+def hides_tokens(mask: Tensor, padding: bool) -> bool:
+    """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens; not on meta.
+
+    padding: whether tokens that are hidden from all others may be.
+    """
     if mask.dim() < 2 or not has_numbers(mask):
         return False
-    return hides_some_from_others(allowed_keys(mask if mask.dim() <= 4 else mask.flatten(0, -4)))
+    allowed = allowed_keys(mask if mask.dim() <= 4 else mask.flatten(0, -4))
+    return hides_some_from_others(allowed) if padding else not all_true(allowed)
 
 
 def running_modules() -> Iterator[nn.Module]:

@@ -119,8 +119,8 @@ class CoverageAction(Action):
         if hiding and self.mixers and not self.control.partial:
             raise ConflictError(
                 f"{' and '.join(self.mixers)} mixes tokens, and {listed(module, hiding)}, which was not recognised as "
-                "attention, hides tokens from each other: they would see what they must not. Leave the method out, or "
-                "write partial=True if these are other tokens."
+                "attention, hides tokens from others, which would see what they must not. Name it in targets=, leave "
+                "the method out, or write partial=True if these are other tokens."
             )
         if not self.everywhere or self.control.partial:
             return
