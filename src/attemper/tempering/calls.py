@@ -41,8 +41,8 @@ class CallWatch(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.masks = masks
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.inside = inside
+        self.names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self.inside = set(map(plain_name, inside))
         self.lasts = [(name, model.get_submodule(last)) for name, last in mlps]
         self.known: set[str] = set()
         """The modules among those inside that made attention calls."""
@@ -212,6 +212,15 @@ def running_modules() -> Iterator[nn.Module]:
         if isinstance(holder, nn.Module):
             yield holder
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def plain_name(name: str) -> str:
+    """The name of a module without torch's wrappers for activation checkpointing.
+
+    >>> plain_name("blocks.0._checkpoint_wrapped_module.attn")
+    'blocks.0.attn'
+    """
+    return name.replace("._checkpoint_wrapped_module", "")
 
 
 def is_one_position(x: Tensor, channels_first: bool) -> bool:

@@ -18,7 +18,7 @@ from attemper.methods.base import Method
 from attemper.methods.kinds import Penalty
 from attemper.sites.seen import SCORES, counted
 from attemper.tempering.attention import AttentionAction
-from attemper.tempering.calls import CallWatch
+from attemper.tempering.calls import CallWatch, plain_name
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action, is_tempered, state_of
 
@@ -90,9 +90,11 @@ class CoverageAction(Action):
 
     def check_replaced(self, module: nn.Module) -> None:
         """Raise where attention modules on which something acts were taken out of the model, by itself while it ran."""
-        parts = dict(module.named_modules())
+        parts = {plain_name(name): part for name, part in module.named_modules()}
         gone = [
-            name for name in self.acting if name not in parts or not any(map(_acts_on_attention, parts[name].modules()))
+            name
+            for name in map(plain_name, self.acting)
+            if name not in parts or not any(map(_acts_on_attention, parts[name].modules()))
         ]
         if gone:
             now = ", ".join(f"'{name}' (now {type(parts.get(name)).__name__})" for name in gone[:3])

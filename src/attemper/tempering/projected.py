@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import ConflictError, UnmetError
+from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.kinds import AttentionRecord, Penalty
+from attemper.ops.regions import innermost
 from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites import Projection
 from attemper.sites.adapted import Added
@@ -42,6 +43,8 @@ class ProjectionWatch(TorchFunctionMode):
         """What the projection of V gave for the call whose penalties were taken last."""
         self.runs = 0
         """How often that projection ran."""
+        self.region = None if torch.compiler.is_compiling() else innermost()
+        """The activation checkpoint that the module runs in."""
         self.added: dict[str, Added] = self.added_by_adapters() if self.penalties or self.maps else {}
         """Of each projection that has adapters: what they add to its weight, to that of all rows."""
         self.packed: Tensor | None = None
@@ -149,8 +152,13 @@ class ProjectionWatch(TorchFunctionMode):
             )
         return found
 
+    def check_region(self) -> None:
+        """Raise in a checkpoint that the module begins itself: what is computed again there is not seen."""
+        refuse_inner_checkpoint(self.action, self.region)
+
     def map_weight(self, weight: Tensor, layer: nn.Module | None = None) -> Tensor:
         if self.maps:
+            self.check_region()
             self.mapped.append(weight)
         for method in self.maps:
             weight = map_weight(self.action.control, self.action.weight_site, method, weight, layer)
@@ -208,6 +216,7 @@ class ProjectionWatch(TorchFunctionMode):
         if not self.penalties:
             return
         action = self.action
+        self.check_region()
         self.check_penalised(out, out.shape[1])
         assert action.projections is not None
         p = action.projections
@@ -251,7 +260,8 @@ class ProjectionWatch(TorchFunctionMode):
         projected = self.plainly_seen("v")
         if self.action.verified or projected is None or not has_numbers(value):
             return
-        given, joined = self.by_sample(projected[1], value.shape[0]), value.transpose(1, 2).flatten(2)
+        # What is computed once may save nothing for backward: a checkpoint that computes it again would miss that.
+        given, joined = self.by_sample(projected[1].detach(), value.shape[0]), value.detach().transpose(1, 2).flatten(2)
         if given.shape != joined.shape:
             return
         if not all_true(torch.isclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3)):
@@ -279,6 +289,16 @@ class ProjectionWatch(TorchFunctionMode):
             f"{self.action.place.where} projects {tuple(x.shape[:-1])} tokens and computes attention over {batch} "
             "samples or windows; which belong together is not known, so its penalties cannot be taken. Leave it out "
             "with targets=."
+        )
+
+
+def refuse_inner_checkpoint(action: AttentionAction, outside: Any) -> None:
+    """Raise where a module computes its attention inside of a checkpoint of its own. outside: of what it runs in."""
+    if not torch.compiler.is_compiling() and innermost() is not outside:
+        raise UnsupportedError(
+            f"{action.place.where} computes its attention inside of an activation checkpoint (or an autograd function) "
+            "that it begins itself, which computes it again without the recipe: gradients would be wrong. Checkpoint "
+            "the whole module, or its block, from outside."
         )
 
 

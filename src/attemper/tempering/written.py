@@ -98,6 +98,7 @@ class WrittenAttention(ProjectionWatch):
         """
         if not methods:
             return None
+        self.check_region()
         action = self.action
         place = functools.partial(attention_offsets, action=action, shape=shape, held=held)
         drawn = source(action.control, action.stream_site, x, rows if held is None else held.rows(0), place)
