@@ -147,6 +147,9 @@ class Placement(Requirements):
             tuple(site.name for site in self.sites.attentions),
             tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
             tuple(site.name for site in self.sites.attentions if site.module in acting),
+            tuple(
+                dict.fromkeys(self.names[each] for each, _ in self.actions if each in self.names and each not in acting)
+            ),
             on_attention and "attention" not in self.sites.reached,
             tuple(
                 method.name
