@@ -203,7 +203,7 @@ def test_a_layer_that_is_taken_out_afterwards_is_refused_by_name(recipe):
     attemper.apply(model, recipe)
     model.blocks[0].mlp.fc2 = nn.Linear(48, 12, dtype=torch.float64)
     model.blocks[0].attn.qkv = nn.Linear(12, 36, dtype=torch.float64)
-    with pytest.raises(attemper.errors.UnmetError, match=r"'(fc2|qkv)' of 'blocks\.0\..*Linear"):
+    with pytest.raises(attemper.errors.UnmetError, match=r"blocks\.0\..*Linear"):
         model(images())
     model.eval()(images())
 

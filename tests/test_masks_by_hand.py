@@ -105,6 +105,67 @@ def test_padding_reaches_no_token(recipe: str, fill: float) -> None:
     assert moved(model, *pair(), padding)[:-1].max() == 0
 
 
+class Windowed(Mixing):
+    """Hides what is further away than a window, which short sequences never are; or, from some pass on, the future."""
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        where = torch.arange(x.shape[1])
+        seen = (where[:, None] - where).abs() < 32
+        if self.causal:
+            seen = seen.tril()
+        q, k, v = self.inward(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        if self.fill == -math.inf:
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        else:
+            out = (q @ k.mT).masked_fill(~seen, self.fill).softmax(-1) @ v
+        return self.outward(out.transpose(1, 2).flatten(2))
+
+
+class Asking(Network):
+    """Cannot be run without a mask, so that no pass tells its attention before training."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, padding)
+
+
+@pytest.mark.parametrize("recipe", ["cb", "cb(cb_s)", "graying(where=tokens)"])
+@pytest.mark.parametrize("fill", FILLS)
+def test_padding_that_attention_of_no_known_kind_hides_is_not_mixed_in(recipe: str, fill: float) -> None:
+    padding = torch.zeros(3, TOKENS, dtype=torch.bool)
+    torch.manual_seed(0)
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe)
+    model(pair()[0], padding)
+    padding[0, -1] = True
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe)
+    with pytest.raises(ConflictError, match="hides"):
+        model(pair()[0], padding)
+    model = Asking(fill, causal=False).train()
+    attemper.apply(model, recipe, targets={"attention": "*.mixing"})
+    if recipe.startswith("cb"):
+        assert moved(model, *pair(), padding.expand(3, TOKENS))[:-1].max() > 0, "where the last token is none"
+        padding[:, -1] = True
+        assert moved(model, *pair(), padding)[:-1].max() == 0
+
+
+@pytest.mark.parametrize("later", ["longer", "causal"])
+@pytest.mark.parametrize("recipe", ["cb", "graying(where=tokens)"])
+@pytest.mark.parametrize("fill", [-math.inf, -1e9])
+def test_a_mask_that_hides_nothing_at_first_is_looked_at_again(recipe: str, fill: float, later: str) -> None:
+    model = made(fill=fill, causal=False)
+    for layer in model.layers:
+        layer.mixing = Windowed(fill, False)
+    attemper.apply(model, recipe)
+    for _ in range(3):
+        model(pair()[0])
+    x = pair()[0] if later == "causal" else torch.randn(2, 40, WIDTH)
+    for layer in model.layers:
+        layer.mixing.causal = later == "causal"
+    with pytest.raises(ConflictError, match=r"'layers\.0\.mixing' hides some tokens from others"):
+        model(x)
+
+
 @pytest.mark.parametrize("recipe", ["cb", "graying(where=tokens)"])
 @pytest.mark.parametrize("fill", FILLS)
 def test_what_mixes_tokens_is_refused_where_they_are_hidden_from_each_other(

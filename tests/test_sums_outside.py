@@ -172,7 +172,7 @@ def test_sums_inside_of_checkpoints_are_refused_where_they_would_be_computed_aga
 ) -> None:
     model = made(Checkpointed)
     model.reentrant = reentrant
-    with pytest.raises(UnmetError, match="inside of activation checkpoints"):
+    with pytest.raises(UnmetError, match="inside of an activation checkpoint"):
         temper_and_run(model, recipe)
 
 

@@ -166,7 +166,7 @@ class Blur(Timed, Perturbation, Learnable):
         return self.learns and self.entropy > 0
 
     def first_value(self, place: Place, heads: int | None) -> Tensor:
-        return torch.tensor([unbounded(START, self.w / 2)])
+        return torch.tensor([unbounded(START, self.w / 2)], dtype=torch.float32)
 
     def value_shown(self, value: Tensor) -> Tensor:
         return bounded(value, self.w / 2)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from attemper.errors import ParameterError
@@ -22,7 +23,8 @@ def drophead(out: Tensor, keep: Tensor, first: int = 0) -> Tensor:
     [1.333..., 1.333..., 0.0, 1.333...]
     """
     keep = rescue(keep, None)
-    scale = keep * (keep.shape[1] / keep.sum(1, keepdim=True))
+    work = torch.promote_types(out.dtype, torch.float32)
+    scale = keep * (keep.shape[1] / keep.sum(1, keepdim=True, dtype=work))
     scale = scale[:, first : first + out.shape[1]]
     return out * scale.to(out.dtype).view(*scale.shape, *([1] * (out.dim() - 2)))
 

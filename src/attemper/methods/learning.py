@@ -126,7 +126,7 @@ class SoftDrop(Perturbation):
 
     def drawn(self, shape: tuple[int, int, int, int], stream: Stream) -> Tensor:
         """The share of every entry that is kept: float32, broadcastable to (B, H, Nq, Nk)."""
-        return self.keep(torch.empty(shape, device=stream.seed.device), stream).share
+        return self.keep(torch.empty(shape, dtype=torch.float32, device=stream.seed.device), stream).share
 
     def keep(self, like: Tensor, stream: Stream) -> SoftKeep:
         """What is kept of logits or weights (B, H, Nq, Nk)."""
@@ -227,7 +227,7 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
     # ------------------------------------------------------------------------------------------------- the parameter
     def first_value(self, place: Place, heads: int | None) -> Tensor:
         rate = _check_start(self.rates(place.blocks)[place.block])
-        start = torch.tensor([unbounded(rate, MOST)])  # of one dimension: FSDP2 takes no scalars
+        start = torch.tensor([unbounded(rate, MOST)], dtype=torch.float32)  # of one dimension: FSDP2 takes no scalars
         if self.each == "block":
             return start
         if heads is None:

@@ -100,6 +100,12 @@ def regions() -> list[Region]:
     return enclosing[: again + 1]
 
 
+def innermost() -> Any:
+    """What holds the region that the code which runs now is in; None: it is in none."""
+    found = regions() if may_repeat() else []
+    return found[0].holder if found else None
+
+
 def note_of(holder: Any) -> Note | None:
     """What was noted of a region; None: nothing."""
     found: Note | None = getattr(holder, NOTE, None)

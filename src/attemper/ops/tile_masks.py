@@ -162,7 +162,7 @@ class Masks:
             by_head(mask, tile).copy_(tile.of_logits(self.added))
             return mask
         assert self.ahead is not None
-        return mask.copy_(torch.full(tile.shape[1:], -torch.inf).triu_(tile.queries.start + self.ahead + 1))
+        return mask.copy_(mask.new_full(tile.shape[1:], -torch.inf).triu_(tile.queries.start + self.ahead + 1))
 
     def _lost(self, tile: Tile, masked: Tensor) -> Tensor | None:
         """The rows of a mask of which no key is within reach."""

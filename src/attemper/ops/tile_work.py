@@ -12,7 +12,7 @@ from attemper.ops.call import Call
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.stream import Source
 from attemper.ops.tile_masks import Largest, Lost, Masks, WeightDrop, by_head
-from attemper.ops.tiles import WORKSPACE, Tile, Tiling, flat, shaped
+from attemper.ops.tiles import WORKSPACE, Tile, Tiling, empty, flat, shaped, zeros
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Work:
         batch, heads, queries, width = *q.shape[:3], v.shape[-1]
         out = q.new_empty(batch, queries, heads, width).transpose(1, 2)
         memory = WORKSPACE.buffers(self.tiles.elements, self.drops.buffers)
-        result = [torch.empty(self.tiles.rows * width)]
-        kept = torch.empty(batch * heads, queries, k.shape[2]) if keep else None
+        result = [empty(self.tiles.rows * width)]
+        kept = empty(batch * heads, queries, k.shape[2]) if keep else None
         found, q, k, v = [], flat(q), flat(k), flat(v)
         for tile in self.tiles.tiles:
             into = None if kept is None else tile.of_queries(kept)
@@ -100,11 +100,11 @@ class Work:
         wanted: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v and bias, of which only those that are wanted are made. kept: the weights."""
-        create = torch.zeros if self.tiles.repeats_keys else torch.empty
-        dq = torch.empty(q.shape) if wanted[0] else None
-        dk, dv = (create(x.shape) if wants else None for x, wants in ((k, wanted[1]), (v, wanted[2])))
+        create = zeros if self.tiles.repeats_keys else empty
+        dq = empty(*q.shape) if wanted[0] else None
+        dk, dv = (create(*x.shape) if wants else None for x, wants in ((k, wanted[1]), (v, wanted[2])))
         added = self.drops.masks.added
-        dbias = torch.zeros(added.shape) if wanted[3] and added is not None else None
+        dbias = zeros(*added.shape) if wanted[3] and added is not None else None
         into_q, into_k, into_v = (None if grad is None else flat(grad) for grad in (dq, dk, dv))
         beta, dtype = int(self.tiles.repeats_keys), q.dtype
         memory = WORKSPACE.buffers(self.tiles.elements, self.drops.buffers)

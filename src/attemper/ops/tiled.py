@@ -26,7 +26,7 @@ from attemper.ops.seeds import draw_seed
 from attemper.ops.stream import Source, Stream
 from attemper.ops.tile_masks import KeyDrop, Largest, Masks, WeightDrop, Words, reach_of
 from attemper.ops.tile_work import Drops, Found, Work
-from attemper.ops.tiles import Tile, tiling
+from attemper.ops.tiles import Tile, tiling, zeros
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -202,7 +202,7 @@ def _as_numbers(mask: Tensor) -> Tensor:
     mask = mask.detach()[(None,) * (4 - mask.dim())]
     if mask.dtype != torch.bool:
         return mask.to(torch.float32)
-    return torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+    return zeros(*mask.shape).masked_fill_(~mask, -torch.inf)
 
 
 def kept_by(method: Perturbation, stream: Stream, shape: tuple[int, int, int, int]) -> Tensor:
@@ -214,7 +214,7 @@ def kept_by(method: Perturbation, stream: Stream, shape: tuple[int, int, int, in
         samples, keys = shape[0], shape[3]
         heads, queries = (1 if part.shape[axis] < tiles[0].sizes[axis] else shape[axis] for axis in (1, 2))
         shared = (samples, heads, queries, keys)
-        kept = torch.empty(shared, dtype=torch.bool)
+        kept = torch.empty(shared, dtype=torch.bool, device="cpu")
         for tile in tiling(shared).tiles:
             kept[tile.rows] = _kept_in(method, stream, shape, tile)
         part = kept

@@ -125,6 +125,16 @@ def _even(many: int, most: int) -> int:
     return -(-many // -(-many // most))
 
 
+def empty(*shape: int) -> Tensor:
+    """Memory for numbers of a tile, whatever torch's defaults for new tensors are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def zeros(*shape: int) -> Tensor:
+    """The same, of zeros."""
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
+
+
 class Workspace(threading.local):
     """Memory for tiles, which the calls of a thread share: new memory the system must first give, page by page."""
 
@@ -134,11 +144,12 @@ class Workspace(threading.local):
     def buffers(self, elements: int, many: int) -> list[Tensor]:
         """So many float32 tensors of at least so many elements each. What they held is lost."""
         if elements > 2 * BUDGET * torch.get_num_threads():
-            return [torch.empty(elements) for _ in range(many)]
+            return [empty(elements) for _ in range(many)]
         if any(memory.numel() < elements for memory in self._memory):
             self._memory = []
-        while len(self._memory) < many:
-            self._memory.append(torch.empty(elements))
+        with torch.inference_mode(False):  # what is made there could not be written to in training
+            while len(self._memory) < many:
+                self._memory.append(empty(elements))
         return self._memory[:many]
 
 

@@ -145,9 +145,8 @@ class Zeros(AttentionPoints):
         self.perturbed = perturbed
 
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
-        logits = args[0] if args else kwargs["input"]
+        logits = args[0]
         zero = self.watch.zero(Seen(None, None, logits=logits.detach()), logits)
-        kwargs.pop("input", None)
         return func(logits + zero, *args[1:], **kwargs)
 
     def fused(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from attemper.sites import AttentionSite, Sites, find_sites
 from attemper.sites.targets import Targets
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.multihead import MultiheadArguments, project, split_heads
+from attemper.tempering.operands import in_order
 from attemper.tempering.products import MATMUL
 from attemper.tempering.subclassing import Action, add_action, is_tempered, restore, state_of
 
@@ -47,7 +48,7 @@ class AttentionPoints(TorchFunctionMode):
     """Meets attention at the same three points as interception does. What it does there, subclasses say."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         if func is F.scaled_dot_product_attention:
             return self.fused(func, args, kwargs)
         if func is F.multi_head_attention_forward:

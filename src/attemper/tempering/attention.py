@@ -22,6 +22,7 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
 from attemper.tempering.repeated import Decisions, RepeatedAttention
 from attemper.tempering.root import run_pass
+from attemper.tempering.standing import standing
 from attemper.tempering.subclassing import Action, site_of
 
 
@@ -43,8 +44,9 @@ class AttentionAction(Action):
     """Those of them that mix tokens."""
     follows_entry: str | None = None
     """A method that asked for padding before this attention, the first one, could tell."""
-    looked: bool = False
-    """Whether a mask was searched for tokens that only some queries may see; once is enough, since it takes time."""
+    looked: set[tuple[int, int]] = field(default_factory=set, compare=False)
+    """The queries and keys of masks that were searched for tokens which only some queries may see. A window or a mask
+    of its own making may hide nothing in short sequences, and in others does."""
     read: bool = False
     """Whether it is known from a copy that it hides nothing, whatever it is called with."""
     verified: bool = False
@@ -206,17 +208,25 @@ class AttentionAction(Action):
                 "out with targets=."
             )
 
-    def note_shape(self, methods: tuple[Perturbation, ...], heads: int, keys: int) -> None:
-        """Whether there are heads and keys enough for what acts."""
+    def note_shape(self, methods: tuple[Perturbation, ...], heads: int, keys: int, calls: int) -> None:
+        """Whether there are heads and keys enough for what acts. calls: of the module so far, with this one."""
         if len(methods) == 0 or torch.compiler.is_compiling():
             return
         self.vain = None
+        apart = heads == 1 and calls > 1 and self.heads != 1
+        apart = apart or (heads < (self.heads or 0) and not standing(self.control).has("tensor", "context"))
         heads = max(heads, self.heads or 0)  # a process may have a part of them
-        asking = [cast(Method, m).name for m in methods if m.tells_heads and not m.needs_heads]
+        asking = [cast(Method, m).name for m in methods if m.tells_heads and (apart or not m.needs_heads)]
         if heads == 1 and self.one_of_several and asking:
             raise UnmetError(
                 f"{' and '.join(asking)} treats the heads of a sample together, and each head is a module of its own "
                 f"here: {self.place.where} knows nothing of the others."
+            )
+        if apart and asking:
+            raise UnmetError(
+                f"{' and '.join(asking)} treats the heads of a sample together, and {self.place.where} computes the "
+                "attention of some heads in one call and of others in another. Compute them in one, or leave it out "
+                "with targets=."
             )
         if heads == 1 and all(method.needs_heads for method in methods):
             self.vain = "each head is a module of its own" if self.one_of_several else "attention has a single head"

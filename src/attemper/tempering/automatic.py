@@ -37,7 +37,7 @@ class DivisorWatch(TorchFunctionMode):
         self.items, self.control = items, control
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(each is self.items for each in args):
+        if any(each is self.items for each in (*args, *(kwargs or {}).values())):
             self.control.divides = True
         return func(*args, **(kwargs or {}))
 

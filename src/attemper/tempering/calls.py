@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.convolutions import PLAIN, TRANSPOSED
+from attemper.tempering.operands import in_order
 from attemper.tempering.origins import Origins
-from attemper.tempering.padding import hides_some_from_others
+from attemper.tempering.padding import allowed_keys, hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known, uses_weight
@@ -49,8 +51,8 @@ class CallWatch(TorchFunctionMode):
         self.convolutions = convolutions
         self.convolved: list[str] = []
         """Modules that are no convolutions, and computed one with a weight that is trained."""
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.inside = inside
+        self.names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self.inside = set(map(plain_name, inside))
         self.lasts = [(name, model.get_submodule(last)) for name, last in mlps]
         self.known: set[str] = set()
         """The modules among those inside that made attention calls."""
@@ -65,7 +67,7 @@ class CallWatch(TorchFunctionMode):
         """What MLPs made of a single position: the MLP, and how many numbers they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         out = func(*args, **kwargs)
         if torch.compiler.is_compiling():
             return out
@@ -73,8 +75,9 @@ class CallWatch(TorchFunctionMode):
         if self.convolutions is not None and func in CONVOLUTIONS:
             self.find_convolution(self.convolutions, *args, **kwargs)
         if func in FUSED:
-            hides = self.masks and fused_hides(func, args, kwargs)
-            self.calls.append(SeenCall(self.running(), "keys", func.__name__, hides))
+            modules = self.running()
+            hides = self.masks and fused_hides(func, args, kwargs, self.knows(modules))
+            self.calls.append(SeenCall(modules, "keys", func.__name__, hides))
         elif func in SOFTMAX:
             self.find_softmax(args, kwargs, out)
         elif func in EXPONENTIALS and isinstance(out, Tensor) and self.origins.product_of(out):
@@ -94,7 +97,7 @@ class CallWatch(TorchFunctionMode):
         """Modules in which no attention is known, and the attention calls that they made."""
         found: dict[str, list[SeenCall]] = {}
         for call in self.calls:
-            if call.over == "keys" and call.modules and not self.inside & set(call.modules):
+            if call.over == "keys" and call.modules and not self.knows(call.modules):
                 found.setdefault(call.modules[0], []).append(call)
         return found
 
@@ -114,9 +117,9 @@ class CallWatch(TorchFunctionMode):
         if reading.over == "channels":
             self.calls.append(SeenCall(self.running(), "channels", what + reading.remark))
         elif reading.product or (axis == out.dim() - 1 and out.dim() > 2):
-            logits = args[0] if args else kwargs["input"]
-            hides = self.masks and hides_tokens(logits.movedim(axis, -1))
-            self.weights.note(out, Softmaxed(self.running(), what, reading, hides))
+            modules = self.running()
+            hides = self.masks and hides_tokens(args[0].movedim(axis, -1), self.knows(modules))
+            self.weights.note(out, Softmaxed(modules, what, reading, hides))
 
     def find_product(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count a softmax as attention as soon as values are multiplied with its weights."""
@@ -155,6 +158,10 @@ class CallWatch(TorchFunctionMode):
         if any((factor.root.product, factor.root.side) == keys for axis in origin.axes for factor in axis):
             self.weights.note(out, found)
 
+    def knows(self, modules: tuple[str, ...]) -> bool:
+        """Whether the attention of one of these modules is known, which then tells of padding by itself."""
+        return not self.inside.isdisjoint(modules)
+
     def running(self) -> tuple[str, ...]:
         """The names of the modules that are running, the innermost first."""
         names = dict.fromkeys(
@@ -190,23 +197,29 @@ class CallWatch(TorchFunctionMode):
             self.pooled.note(out, pooled)
 
 
-def fused_hides(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a fused call hides tokens from each other, as far as it can be seen."""
+def fused_hides(func: Any, args: Any, kwargs: Any, padding: bool) -> bool:
+    """Whether a fused call hides tokens, as far as it can be seen. padding: see `hides_tokens`."""
     if func is F.scaled_dot_product_attention:
         named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
         mask = named.get("attn_mask")
-        return bool(named.get("is_causal")) or (mask is not None and hides_tokens(mask))
+        return bool(named.get("is_causal")) or (mask is not None and hides_tokens(mask, padding))
     mask = kwargs.get("attn_mask")
     if mask is not None and mask.dtype == torch.bool:
         mask = ~mask  # True is "hidden" there
-    return bool(kwargs.get("is_causal")) or (mask is not None and hides_tokens(mask))
+    if not padding and kwargs.get("key_padding_mask") is not None:
+        return True
+    return bool(kwargs.get("is_causal")) or (mask is not None and hides_tokens(mask, padding))
 
 
-def hides_tokens(mask: Tensor) -> bool:
-    """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens from some and not from all; not on meta."""
-    if mask.is_meta or mask.dim() < 2:
+def hides_tokens(mask: Tensor, padding: bool) -> bool:
+    """Whether a mask, or logits that hold one, (…, Nq, Nk), hides tokens; not on meta.
+
+    padding: whether tokens that are hidden from all others may be.
+    """
+    if mask.dim() < 2 or not has_numbers(mask):
         return False
-    return hides_some_from_others(mask if mask.dim() <= 4 else mask.flatten(0, -4))
+    allowed = allowed_keys(mask if mask.dim() <= 4 else mask.flatten(0, -4))
+    return hides_some_from_others(allowed) if padding else not all_true(allowed)
 
 
 def running_modules() -> Iterator[nn.Module]:
@@ -217,6 +230,15 @@ def running_modules() -> Iterator[nn.Module]:
         if isinstance(holder, nn.Module):
             yield holder
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def plain_name(name: str) -> str:
+    """The name of a module without torch's wrappers for activation checkpointing.
+
+    >>> plain_name("blocks.0._checkpoint_wrapped_module.attn")
+    'blocks.0.attn'
+    """
+    return name.replace("._checkpoint_wrapped_module", "")
 
 
 def is_one_position(x: Tensor, channels_first: bool) -> bool:

@@ -1,14 +1,14 @@
 """The first training pass is watched: what a recipe asks for must have run, and nothing that it means may run past it.
 
 At `apply` a model is only looked at. That a layer is called at all, and that no attention is computed elsewhere, shows
-when it runs. So the first training pass ends with an error where the recipe did less than it says. Later passes cost
-nothing.
+when it runs. So the first training pass ends with an error where the recipe did less than it says. Later passes see
+whether the modules on which it acts still stand where they stood.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from attemper.methods.base import Method
 from attemper.methods.kinds import Penalty
 from attemper.sites.seen import SCORES, counted
 from attemper.tempering.attention import AttentionAction
-from attemper.tempering.calls import CallWatch
+from attemper.tempering.calls import CallWatch, plain_name
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action, is_tempered, state_of
 
@@ -26,6 +26,19 @@ PATIENCE = 10
 """How many passes a model that drops layers of its own has for running all of them."""
 
 Placed = tuple[str, nn.Module, Action]
+
+
+class Edge(NamedTuple):
+    """A module and where it stands in another one."""
+
+    above: nn.Module
+    key: str
+    module: nn.Module
+
+    @property
+    def stands(self) -> bool:
+        """Whether it still stands there."""
+        return self.above._modules.get(self.key) is self.module
 
 
 @dataclass
@@ -39,6 +52,8 @@ class CoverageAction(Action):
     """Of the MLPs on which methods act: their names, and those of their last layers."""
     acting: tuple[str, ...]
     """Those of them on which something acts."""
+    placed: tuple[str, ...]
+    """The names of all other modules on which something acts."""
     everywhere: bool
     """Whether the recipe acts on attention, and is meant for all of it."""
     mixers: tuple[str, ...] = ()
@@ -49,11 +64,16 @@ class CoverageAction(Action):
     passes: int = 0
     watched: frozenset[str] = frozenset()
     """The methods that did something when a pass was watched, or will be watched next."""
+    edges: tuple[Edge, ...] = ()
+    """Where the modules on which something acts stand, up to the whole model."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "edges": ()}  # those of a copy are others
 
     def acts(self, training: bool) -> bool:
         if torch.compiler.is_compiling():
             return False
-        return training and not self.done and self.control.when != "never"
+        return training and self.control.when != "never"
 
     def resolve(self, methods: dict[str, Method]) -> None:
         acting = frozenset(name for name, method in methods.items() if not method.idle)
@@ -62,8 +82,11 @@ class CoverageAction(Action):
         self.watched |= acting
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.done and self.edges and all(each.stands for each in self.edges):
+            return forward(*args, **kwargs)
         self.check_replaced(module)
-        if has_compiled_parts(module) or not any(True for _ in self.expected(module)):
+        self.edges = edges_of(module)
+        if self.done or has_compiled_parts(module) or not any(True for _ in self.expected(module)):
             return forward(*args, **kwargs)
         inside = {*self.attentions, *self.control.left_alone}
         watch = CallWatch(module, inside, self.mlps, bool(self.mixers), self.convolutions)
@@ -93,11 +116,18 @@ class CoverageAction(Action):
                         yield name, part, action
 
     def check_replaced(self, module: nn.Module) -> None:
-        """Raise where attention modules on which something acts were taken out of the model, by itself while it ran."""
-        parts = dict(module.named_modules())
+        """Raise where modules on which something acts were replaced, by somebody or by the model itself while it ran.
+
+        Of attention none may be missing; other modules may be taken out of the model together with what acts on them.
+        """
+        parts = {plain_name(name): part for name, part in module.named_modules()}
         gone = [
-            name for name in self.acting if name not in parts or not any(map(_acts_on_attention, parts[name].modules()))
+            name
+            for name in map(plain_name, self.acting)
+            if name not in parts or not any(map(_acts_on_attention, parts[name].modules()))
         ]
+        others = [name for name in map(plain_name, self.placed) if name and name in parts]
+        gone += [name for name in others if not any(map(is_tempered, parts[name].modules()))]
         if gone:
             now = ", ".join(f"'{name}' (now {type(parts.get(name)).__name__})" for name in gone[:3])
             raise UnmetError(
@@ -123,8 +153,8 @@ class CoverageAction(Action):
         if hiding and self.mixers and not self.control.partial:
             raise ConflictError(
                 f"{' and '.join(self.mixers)} mixes tokens, and {listed(module, hiding)}, which was not recognised as "
-                "attention, hides tokens from each other: they would see what they must not. Leave the method out, or "
-                "write partial=True if these are other tokens."
+                "attention, hides tokens from others, which would see what they must not. Name it in targets=, leave "
+                "the method out, or write partial=True if these are other tokens."
             )
         if not self.everywhere or self.control.partial:
             return
@@ -186,6 +216,19 @@ class CoverageAction(Action):
                 reason = next((action.vain for action in here if action.vain is not None), "nothing of it has run")
                 raise UnmetError(f"{method} had no effect in this training pass: {reason}.")
         return True
+
+
+def edges_of(model: nn.Module) -> tuple[Edge, ...]:
+    """The way from a model to each of its modules that is tempered."""
+    found = {}
+    for name, part in model.named_modules():
+        above = model
+        for key in name.split(".") if name and is_tempered(part) else ():
+            below = above._modules[key]
+            assert below is not None
+            found[id(above), key] = Edge(above, key, below)
+            above = below
+    return tuple(found.values())
 
 
 def _acts_on_attention(module: nn.Module) -> bool:

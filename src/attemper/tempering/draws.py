@@ -105,7 +105,7 @@ def begin(control: Control, module: nn.Module, args: Any, kwargs: Any) -> Draws:
 def like(module: nn.Module, args: Any, kwargs: Any) -> Tensor | torch.device:
     """A tensor on the device of a model, or that device."""
     weight = next(module.parameters(), None)
-    given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+    given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_nested), None)
     if given is not None and (weight is None or weight.device == given.device):
         return given
     return torch.device("cpu") if weight is None else weight.device

@@ -11,6 +11,7 @@ from attemper.errors import ConflictError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import PatchMap
 from attemper.sites.base import Slot
+from attemper.tempering.operands import input_in_front
 from attemper.tempering.penalties import Control, hooks_saved_tensors
 from attemper.tempering.subclassing import Action, state_of
 from attemper.tempering.wrapped import is_outermost
@@ -40,6 +41,7 @@ class PatchAction(Action):
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if not is_outermost(self, module):
             return forward(*args, **kwargs)
+        args, kwargs = input_in_front(args, kwargs)
         image: Tensor = args[0]
         if self.overlaps:
             return forward(self.mapped_image(image), *args[1:], **kwargs)
@@ -103,6 +105,7 @@ class ReuseAction(Action):
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         memory = self.control.ledger.embedded
+        args, kwargs = input_in_front(args, kwargs)
         # What is checkpointed runs once more in backward, where nothing is remembered: it must do the same now.
         if memory is None or not args or (not torch.compiler.is_compiling() and hooks_saved_tensors()):
             return forward(*args, **kwargs)

@@ -27,10 +27,11 @@ from attemper.tempering.axes import SOFTMAX, Arrangement, as_it_was, plain_arran
 from attemper.tempering.mesh import is_sharded
 from attemper.tempering.multihead import MultiheadArguments, attention_as_torch, merge_heads, project, split_heads
 from attemper.tempering.offsets import AttentionShape
+from attemper.tempering.operands import in_order
 from attemper.tempering.products import PRODUCTS
 from attemper.tempering.readings import read_heads
 from attemper.tempering.repeated import Decision, Term, attend_with_terms, layout_of, terms_of
-from attemper.tempering.shards import Held, hold_call
+from attemper.tempering.shards import Held, hold_call, refuse_nested
 from attemper.tempering.witness import note_padding
 from attemper.tempering.written import WrittenAttention
 
@@ -58,7 +59,7 @@ class AttentionInterceptor(WrittenAttention):
         """While a call of DTensors is computed: which part of its queries this process has."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         if func is SDPA:
             self.met += 1
             return self.sdpa(*args, **kwargs)
@@ -102,6 +103,7 @@ class AttentionInterceptor(WrittenAttention):
         enable_gqa: bool = False,
     ) -> Tensor:
         """The fused call. Takes (…, N, e) like the original; leading axes other than heads go into the batch."""
+        refuse_nested(query)
         if is_sharded(query):
             return self.sharded_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale)
         given = query, value
@@ -121,7 +123,7 @@ class AttentionInterceptor(WrittenAttention):
                 for t in (query, key, value)
             )
         self.settle_grid(query.shape[0], key.shape[2])
-        self.action.note_shape(self.methods, query.shape[1], key.shape[2])
+        self.action.note_shape(self.methods, query.shape[1], key.shape[2], self.met)
         if self.penalties:
             self.note_order(given[1], given[1].dim() - 2)
             self.check_values(value)
@@ -203,7 +205,7 @@ class AttentionInterceptor(WrittenAttention):
         projected = project(call, as_torch)
         q, k, v, mask = split_heads(call, *projected)
         self.settle_grid(q.shape[0], k.shape[2])
-        self.action.note_shape(self.methods, q.shape[1], k.shape[2])
+        self.action.note_shape(self.methods, q.shape[1], k.shape[2], self.met)
         note_padding(self.action, mask, call.is_causal, q.shape[0], k.shape[2])
         methods = self.with_own_dropout(dropout_p, k.shape[2])
         if as_torch:

@@ -14,15 +14,17 @@ from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, Weigh
 from attemper.ops import fused
 from attemper.ops.regions import as_told
 from attemper.ops.stream import Stream
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
 from attemper.tempering.draws import note, source
 from attemper.tempering.ledger import Entry
+from attemper.tempering.operands import input_in_front
 from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
-from attemper.tempering.shards import hold
+from attemper.tempering.shards import hold, refuse_nested
 from attemper.tempering.subclassing import Action, site_of, state_of
 from attemper.tempering.wrapped import addition, effective, is_outermost, mapped_product
 
@@ -112,10 +114,10 @@ class TokenAction(Action):
 
     def check_padding(self, real: Tensor | None) -> None:
         """Once: a mask after which a sample has no token left is one that the block means in another way."""
-        if self.checked or real is None or torch.compiler.is_compiling() or real.is_meta:
+        if self.checked or real is None or not has_numbers(real):
             return
         self.checked = True
-        if not real.any(1).all():
+        if not all_true(real.any(1)):
             raise ConflictError(
                 f"{self.place.where} is called with a mask that says of a whole sample that it is padding, so it "
                 f"means something else than {self.method.name} would read from it. Use batches without padding."
@@ -201,7 +203,7 @@ class WeightAction(Action):
         return self.control.on(training) and not self.method.idle
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        x: Tensor = args[0]
+        (x, *_), _ = input_in_front(args, kwargs)
         added = addition(self.method.name, self.place.name, self.slot, module)
         weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
         if added is None:
@@ -247,8 +249,9 @@ class MlpPenaltyAction(Action):
         """Run the layer, and enter what it adds to the loss."""
         refuse_parts(self.control, self.method, self.place)
         added = addition(self.method.name, self.place.name, self.slot, module)
+        (x, *_), _ = input_in_front(args, kwargs)
+        refuse_nested(x)
         out = forward(*args, **kwargs)
-        x = args[0] if len(args) > 0 else next(value for value in kwargs.values() if isinstance(value, Tensor))
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
         plain = added is None and state_of(module).original in (nn.Linear, nn.Conv2d)
         tokens = to_tokens(x, self.layout)

@@ -131,8 +131,8 @@ class Origins:
         return max(made, default=0)
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Follow one call; what is empty has nothing to follow."""
-        if isinstance(out, Tensor) and out.numel() == 0:
+        """Follow one call; what is empty has nothing to follow, and nested tensors have no axes of one size."""
+        if isinstance(out, Tensor) and (out.is_nested or out.numel() == 0):
             return
         if isinstance(out, Tensor):
             if func in PROJECTIONS:
@@ -278,13 +278,13 @@ class Origins:
 
     def _joined(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         """cat and stack; of the parts that channels were split into, a new axis of channels comes in front."""
-        parts = args[0] if args else kwargs.get("tensors", ())
+        parts = args[0]
         found = [self.of(part) for part in parts]
         first = found[0] if found else None
         if first is None or any(each is None for each in found):
             return
         every = [each for each in found if each is not None]
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % out.dim()
+        dim = (args[1] if len(args) > 1 else 0) % out.dim()
         axes = list(first.axes)
         again = continued([each.axes[dim] for each in every]) if func is not torch.stack else None
         heads = _heads_of_pieces(every)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.ops.tracing import all_true
+
 OF_OTHERS = ("memory", "encoder", "cross", "head", "layer")
 """Words in the names of masks that are not about the tokens of the block itself."""
 
@@ -30,18 +32,16 @@ def _not_hidden(mask: Tensor) -> Tensor:
     return above | (lowest - highest < GAP)
 
 
-def real_tokens(mask: Tensor, batch: int) -> Tensor:
-    """Boolean (B, Nk): the tokens that any query may attend to."""
-    allowed = allowed_keys(mask)
+def real_tokens(allowed: Tensor, batch: int) -> Tensor:
+    """Boolean (B, Nk): the tokens that any query may attend to. allowed: of `allowed_keys`."""
     return allowed.any(2).any(1).expand(batch, allowed.shape[-1])
 
 
-def hides_some_from_others(mask: Tensor) -> bool:
-    """Whether a token that is no padding is hidden from some query that is none either."""
-    allowed = allowed_keys(mask)
+def hides_some_from_others(allowed: Tensor) -> bool:
+    """Whether a token that is no padding is hidden from some query that is none either. allowed: of `allowed_keys`."""
     if allowed.shape[2] == 1:
         return False
-    return bool((allowed.any(2, keepdim=True) & allowed.any(3, keepdim=True) & ~allowed).any())
+    return not all_true(allowed | ~(allowed.any(2, keepdim=True) & allowed.any(3, keepdim=True)))
 
 
 def mask_positions(forward: Any) -> dict[int, str]:
@@ -90,4 +90,4 @@ def _real(name: str, mask: Tensor, batch: int, tokens: int) -> Tensor | None:
         elif "padding" not in name and batch == tokens and not name.startswith("attention_mask"):
             return None
         mask = mask[:, None, None]
-    return real_tokens(mask, batch) if mask.dim() in (3, 4) else None
+    return real_tokens(allowed_keys(mask), batch) if mask.dim() in (3, 4) else None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from attemper.errors import ConflictError, NoSiteError
@@ -146,6 +147,9 @@ class Placement(Requirements):
             tuple(site.name for site in self.sites.attentions),
             tuple((mlp.name, self.names[mlp.last]) for mlp in mlps),
             tuple(site.name for site in self.sites.attentions if site.module in acting),
+            tuple(
+                dict.fromkeys(self.names[each] for each, _ in self.actions if each in self.names and each not in acting)
+            ),
             on_attention and "attention" not in self.sites.reached,
             tuple(
                 method.name
@@ -189,9 +193,12 @@ class Placement(Requirements):
         for method in self.methods:
             if isinstance(method, Learnable) and method.learns:
                 name = self.parameter_name(method, site.name, "rate")
-                value = method.first_value(action.place, site.heads)
-                device = next((w.device for w in (*site.module.parameters(), *self.model.parameters())), value.device)
-                self.parameters.register_parameter(name, nn.Parameter(value.to(device)))
+                with torch.device("cpu"):  # whatever the default is; meta tensors have no values
+                    value = method.first_value(action.place, site.heads)
+                weights = (*site.module.parameters(), *self.model.parameters())
+                like = next((weight for weight in weights if weight.dtype in FLOATS), value)
+                value = value.to(like.device, torch.promote_types(like.dtype, torch.float32))
+                self.parameters.register_parameter(name, nn.Parameter(value))
                 action.learnt[method.name] = name
 
     def is_one_of_several(self, site: AttentionSite) -> bool:
@@ -262,7 +269,8 @@ class Placement(Requirements):
         made: type[TokenAction] = EntryAction if side == "entry" else LocalTokenAction if local else TokenAction
         side = "input" if side == "entry" else side
         action = made(self.control, place, method.at(place), side, self.layout(block, layer), told_by)
-        start = kind.parameter(channels(layer, side) or self.width_of(block, method))
+        with torch.device("cpu"):
+            start = kind.parameter(channels(layer, side) or self.width_of(block, method))
         if start is not None:
             weights = (*layer.parameters(), *self.model.parameters())  # those of quantised layers are no floats
             reference = next((weight for weight in weights if weight.dtype in FLOATS), start)

@@ -45,14 +45,10 @@ def read_product(func: Any, args: Any, kwargs: Any) -> Product | None:
     if func is torch.einsum:
         return _einsum(func, args)
     if func in ADDED:
-        # some name the operands: batch1 and batch2, or mat1 and mat2
-        factors = {name: value for name, value in kwargs.items() if name not in ("beta", "alpha", "out")}
-        others = {name: value for name, value in kwargs.items() if name in ("beta", "alpha", "out")}
-        added, left, right = (*args, *factors.values())[:3]
-        product = _matmul(left, right, lambda a, b: func(added, a, b, **others))
+        added, left, right = args[:3]
+        product = _matmul(left, right, lambda a, b: func(added, a, b, **kwargs))
     elif func in MATMUL:
-        # torch's own names are input, other and mat2; whatever they are, the operands come in this order
-        left, right = (*args, *kwargs.values())[:2]
+        left, right = args[:2]
         product = _matmul(left, right, func)
     else:
         return None

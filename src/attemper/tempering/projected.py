@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attemper.errors import ConflictError, UnmetError
+from attemper.errors import ConflictError, UnmetError, UnsupportedError
 from attemper.methods.kinds import AttentionRecord, Penalty
+from attemper.ops.regions import innermost
+from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites import Projection
 from attemper.sites.adapted import Added
 from attemper.tempering.axes import three_axes
@@ -37,6 +39,12 @@ class ProjectionWatch(TorchFunctionMode):
         self.penalties = action.penalties if control.penalises(training) else ()
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         """Of each projection: its input, its output, its bias."""
+        self.counted: Tensor | None = None
+        """What the projection of V gave for the call whose penalties were taken last."""
+        self.runs = 0
+        """How often that projection ran."""
+        self.region = None if torch.compiler.is_compiling() else innermost()
+        """The activation checkpoint that the module runs in."""
         self.added: dict[str, Added] = self.added_by_adapters() if self.penalties or self.maps else {}
         """Of each projection that has adapters: what they add to its weight, to that of all rows."""
         self.packed: Tensor | None = None
@@ -118,6 +126,7 @@ class ProjectionWatch(TorchFunctionMode):
         else:
             out = multiply(input, self.map_weight(weight, layer) if ours else weight, bias)
         if self.penalties and ours:
+            self.runs += "v" in ours
             whole = bias if added is None else effective_bias(bias, added)
             x, y = (t.flatten(2).mT if weight.dim() == 4 else t for t in (input, out))
             for name, projection in ours.items():
@@ -143,8 +152,13 @@ class ProjectionWatch(TorchFunctionMode):
             )
         return found
 
+    def check_region(self) -> None:
+        """Raise in a checkpoint that the module begins itself: what is computed again there is not seen."""
+        refuse_inner_checkpoint(self.action, self.region)
+
     def map_weight(self, weight: Tensor, layer: nn.Module | None = None) -> Tensor:
         if self.maps:
+            self.check_region()
             self.mapped.append(weight)
         for method in self.maps:
             weight = map_weight(self.action.control, self.action.weight_site, method, weight, layer)
@@ -180,6 +194,12 @@ class ProjectionWatch(TorchFunctionMode):
                 f"{action.place.where} multiplies its attention weights with other values than those of its "
                 "projection: its penalties cannot be taken. Leave it out with targets=."
             )
+        if self.counted is self.seen["v"][1]:
+            raise UnmetError(
+                f"{action.place.where} computes attention more than once from the same values, as in chunks of "
+                "queries: its penalties would count as often. Compute it in one call, or leave it out with targets=."
+            )
+        self.counted = self.seen["v"][1]
 
     def penalise(
         self,
@@ -196,10 +216,17 @@ class ProjectionWatch(TorchFunctionMode):
         if not self.penalties:
             return
         action = self.action
+        self.check_region()
         self.check_penalised(out, out.shape[1])
         assert action.projections is not None
         p = action.projections
         query, key, value = (self.by_sample(self.seen[name][0], out.shape[0]) for name in "qkv")
+        keys = k.shape[2] if k is not None else weights.shape[-1] if weights is not None else 0
+        if self.runs > 1 and keys > value.shape[1]:
+            raise UnmetError(
+                f"{action.place.where} attends to keys that several runs of its projections made, as with a cache: its "
+                "penalties cannot be taken. Project all tokens at once, or leave it out with targets=."
+            )
         b_v = self.seen["v"][2]
         if b_v is not None:
             b_v = b_v.view(-1, out.shape[-1])
@@ -231,12 +258,13 @@ class ProjectionWatch(TorchFunctionMode):
         value: (B, H, N, e).
         """
         projected = self.plainly_seen("v")
-        if self.action.verified or projected is None or torch.compiler.is_compiling() or value.is_meta:
+        if self.action.verified or projected is None or not has_numbers(value):
             return
-        given, joined = self.by_sample(projected[1], value.shape[0]), value.transpose(1, 2).flatten(2)
+        # What is computed once may save nothing for backward: a checkpoint that computes it again would miss that.
+        given, joined = self.by_sample(projected[1].detach(), value.shape[0]), value.detach().transpose(1, 2).flatten(2)
         if given.shape != joined.shape:
             return
-        if not torch.allclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3):
+        if not all_true(torch.isclose(given.float(), joined.float(), rtol=1e-2, atol=1e-3)):
             raise UnmetError(
                 f"{self.action.place.where} has its queries, keys and values in another order than one behind the "
                 "other in one weight, or changes its values: its penalties cannot be taken. Leave it out with targets=."
@@ -261,6 +289,16 @@ class ProjectionWatch(TorchFunctionMode):
             f"{self.action.place.where} projects {tuple(x.shape[:-1])} tokens and computes attention over {batch} "
             "samples or windows; which belong together is not known, so its penalties cannot be taken. Leave it out "
             "with targets=."
+        )
+
+
+def refuse_inner_checkpoint(action: AttentionAction, outside: Any) -> None:
+    """Raise where a module computes its attention inside of a checkpoint of its own. outside: of what it runs in."""
+    if not torch.compiler.is_compiling() and innermost() is not outside:
+        raise UnsupportedError(
+            f"{action.place.where} computes its attention inside of an activation checkpoint (or an autograd function) "
+            "that it begins itself, which computes it again without the recipe: gradients would be wrong. Checkpoint "
+            "the whole module, or its block, from outside."
         )
 
 

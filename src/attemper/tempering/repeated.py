@@ -22,6 +22,7 @@ from attemper.ops.call import Call
 from attemper.ops.dispatch import IMPLEMENTATIONS
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.precision import autocast_dtype
+from attemper.ops.regions import innermost
 from attemper.ops.stream import NOWHERE, Source
 from attemper.tempering.axes import SOFTMAX
 from attemper.tempering.draws import note, source
@@ -29,6 +30,7 @@ from attemper.tempering.ledger import Entry
 from attemper.tempering.offsets import AttentionShape, attention_offsets
 from attemper.tempering.parts import refuse_parts
 from attemper.tempering.products import PRODUCTS
+from attemper.tempering.projected import refuse_inner_checkpoint
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -143,6 +145,9 @@ class RepeatedAttention(TorchFunctionMode):
         self.packed: Tensor | None = None
         self.projected: tuple[Tensor, Tensor | None] | None = None
         """The input and the bias of the projection that gave them."""
+        self.counted = False
+        """Whether their penalties were taken."""
+        self.region = innermost()
         self.met = 0
         self.full: AttentionInterceptor | None = None
         """What took over, since something was not as it was."""
@@ -163,15 +168,17 @@ class RepeatedAttention(TorchFunctionMode):
         """Let the full interceptor do the rest of this pass."""
         if self.full is None:
             self.full = self.full_class(self.action, self.module)
+            self.full.region = self.region
             self.full.met = self.met
             if self.packed is not None and self.projected is not None:
                 self.full.note_packed(self.projected[0], self.packed, self.projected[1])
+                self.full.counted = self.full.seen["v"][1] if self.counted else None
         return self.full
 
     def note_projection(self, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         """A linear layer inside the module, and what it gave."""
         if weight is self.packing:
-            self.packed, self.projected = out, (input, bias)
+            self.packed, self.projected, self.counted = out, (input, bias), False
 
     def attend(
         self,
@@ -194,7 +201,8 @@ class RepeatedAttention(TorchFunctionMode):
             decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on, self.penalises))
             packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
             bias = None if self.projected is None else self.projected[1]
-            if decision is not None and (packed is not None or not decision.terms):
+            if decision is not None and (not decision.terms or (packed is not None and not self.counted)):
+                refuse_inner_checkpoint(self.action, self.region)
                 drawn = self.source(q, k, is_causal) if decision.methods else None
                 if drawn is None or drawn.at is NOWHERE or drawn.at == NOWHERE:
                     self.met += 1
@@ -202,6 +210,7 @@ class RepeatedAttention(TorchFunctionMode):
                     call = Call(q, k, v, None, is_causal, whole, decision.methods, drawn, packed)
                     self.note_no_padding()
                     if decision.terms:
+                        self.counted = True
                         return attend_with_terms(self.action, decision.impl, call, bias, decision.terms)
                     out: Tensor = IMPLEMENTATIONS[decision.impl].attention(call)
                     return out

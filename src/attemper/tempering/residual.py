@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from attemper.sites.adapted import inner
 from attemper.tempering.branches import Branch
 from attemper.tempering.functions import IN_PLACE, kind_of, kind_of_traced
+from attemper.tempering.operands import in_order
 
 STREAM, LOOSE, FIRST = 1, 2, 4
 """The marks of a tensor: it comes from the inputs; it is the sum of a branch and of something that was only computed
@@ -143,7 +144,7 @@ class Residuals(TorchFunctionMode):
                 hook.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = in_order(func, args, kwargs)
         kind = kind_of_traced(func) if torch.compiler.is_compiling() else kind_of(func)
         if (kind == "add" or kind == "add_") and len(args) == 2 and len(kwargs) == 0:
             if isinstance(args[0], Tensor) and isinstance(args[1], Tensor):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from attemper.errors import UnsupportedError
 from attemper.tempering.mesh import is_sharded, role_of
 
 if TYPE_CHECKING:
@@ -44,9 +45,19 @@ def hold(x: Tensor, together: Collection[int] = ()) -> Held:
     together: the axes that must not be split; they are gathered first, and split again behind. So are sums of which
     every process holds a term, which stay whole.
     """
+    refuse_nested(x)
     if not is_sharded(x):
         return Held(x, (0,) * x.dim(), _same, tuple(x.shape))
     return _hold(cast("DTensor", x), together)
+
+
+def refuse_nested(x: Tensor) -> None:
+    """Raise for a nested tensor, whose samples have no common number of tokens."""
+    if x.is_nested:
+        raise UnsupportedError(
+            "methods act on tensors in which all samples have as many tokens, and got a nested one. Pad the samples "
+            "and mask the padding, or call attemper.attention(…, cu_seqlens=…) yourself."
+        )
 
 
 def _hold(x: DTensor, together: Collection[int]) -> Held:

@@ -159,10 +159,17 @@ class SkipAction(SumAction):
         """Run the block and change its sums."""
         if self.usual == 0 and not torch.compiler.is_compiling() and runs_in_function():
             self.refuse(type(module).__name__, IN_FUNCTION, False)
+        graph = saves_graph()
         drawn: Source | None = None
         if isinstance(self.method, BlockMap):
             drawn = self.source(tensors(args, kwargs)[0])
-        add = functools.partial(self.sum, drawn=drawn, shared=Known(None))
+        shared = Known(None)
+
+        def add(added: Sum) -> Tensor:
+            if saves_graph() != graph:
+                self.refuse(type(module).__name__, IN_CHECKPOINT, False)
+            return self.sum(added, drawn, shared)
+
         watch = Residuals(module, tensors(args, kwargs), self.branches, add)
         with self.noting(watch, module), watch:
             out = forward(*args, **kwargs)
@@ -230,7 +237,7 @@ class HolderAction(Following):
         if len(numbers) > 1:
             here[0].refuse(type(module).__name__, "adds the branches of several blocks in one sum", False)
         if saves_graph() != graph:
-            here[0].refuse(type(module).__name__, "adds its branches inside of activation checkpoints", False)
+            here[0].refuse(type(module).__name__, IN_CHECKPOINT, False)
         number = here[0].place.block
         if isinstance(here[0].method, BlockMap) and number not in drawn:
             drawn[number] = here[0].source(added.branch)
@@ -259,6 +266,12 @@ def _search_frames() -> bool:
 
 
 IN_FUNCTION = "is run by an autograd function of the model's own, whose backward pass would not know of the change"
+
+
+IN_CHECKPOINT = (
+    "adds its branches inside of an activation checkpoint that it begins itself, which would add them again without "
+    "the method (checkpoint the whole block from outside, and apply before it is wrapped)"
+)
 
 
 def saves_graph() -> Any:

@@ -125,7 +125,7 @@ read: dict[int, frozenset[str]] = {}
 def _real(name: str, x: Tensor, device: torch.device) -> Tensor:
     """A made-up input with values: some numbers, or words that are no padding as far as one can guess."""
     if x.is_floating_point():
-        return torch.randn(x.shape).to(device, x.dtype)
+        return torch.randn(x.shape, dtype=torch.float32, device="cpu").to(device, x.dtype)
     return torch.full(x.shape, 1 if "mask" in name else WORD, dtype=x.dtype, device=device)
 
 

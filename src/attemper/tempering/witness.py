@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attemper.errors import ConflictError, HiddenTokensError
-from attemper.tempering.padding import hides_some_from_others, real_tokens
+from attemper.ops.tracing import all_true, has_numbers
+from attemper.tempering.padding import allowed_keys, hides_some_from_others, real_tokens
 
 if TYPE_CHECKING:
     from attemper.tempering.attention import AttentionAction
@@ -33,10 +34,13 @@ def note_padding(action: AttentionAction, mask: Tensor | None, is_causal: bool, 
             "may hide tokens from each other, which cannot be read off its mask while it is compiled (run the model "
             "once before it is compiled, and it is)",
         )
-    real = real_tokens(mask, batch)
-    if not torch.compiler.is_compiling() and not action.looked and not mask.is_meta:
-        action.looked = mask.dim() > 1 and mask.shape[-2] > 1  # a mask that is the same for all queries tells less
-        if action.mixers and hides_some_from_others(mask):
+    allowed = allowed_keys(mask)
+    real = real_tokens(allowed, batch)
+    size = (allowed.shape[2], allowed.shape[3])
+    if has_numbers(mask) and not (mask.is_cuda and size in action.looked):  # a GPU would have to be waited for
+        if size[0] > 1:  # a mask that is the same for all queries tells less
+            action.looked.add(size)
+        if action.mixers and hides_some_from_others(allowed):
             refuse_mixing(action, "hides some tokens from others, and what mixes all tokens would show them")
         check_entry(action, mask, real, known=True)
     check_entry(action, mask, real, known=False)
@@ -52,11 +56,11 @@ def check_entry(action: AttentionAction, mask: Tensor, real: Tensor, known: bool
     entry = action.control.ledger.entry_padding
     if action.follows_entry is None or (entry is not None) != known:
         return
-    if torch.compiler.is_compiling() or mask.is_meta:  # values cannot be read; one mask for all queries is padding
+    if not has_numbers(mask):  # values cannot be read; one mask for all queries is padding
         unknown = entry is None and mask.dim() == 4 and mask.shape[0] > 1 and mask.shape[2] == 1
     else:
-        hidden = not real.all() or (entry is not None and not entry.all())
-        unknown = hidden and (entry is None or not torch.equal(entry, real))
+        hidden = not all_true(real) or (entry is not None and not all_true(entry))
+        unknown = hidden and (entry is None or entry.shape != real.shape or not all_true(entry == real))
     if unknown:
         raise ConflictError(
             f"{action.place.where} is called with a mask that hides padding, and {action.follows_entry} acts before "

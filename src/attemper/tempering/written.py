@@ -40,7 +40,7 @@ from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
 from attemper.tempering.residual import Known
-from attemper.tempering.shards import Held
+from attemper.tempering.shards import Held, refuse_nested
 from attemper.tempering.witness import note_padding
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class WrittenAttention(ProjectionWatch):
         """
         if not methods:
             return None
+        self.check_region()
         action = self.action
         place = functools.partial(attention_offsets, action=action, shape=shape, held=held)
         drawn = source(action.control, action.stream_site, x, rows if held is None else held.rows(0), place)
@@ -107,7 +108,8 @@ class WrittenAttention(ProjectionWatch):
 
     def softmax(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Softmax: logits with all their masks in, weights out. One that is not over keys is left as it is."""
-        logits: Tensor = args[0] if args else kwargs["input"]
+        logits: Tensor = args[0]
+        refuse_nested(logits)
         if is_sharded(logits) and self.methods:
             raise MeshError(
                 f"{self.action.place.where} computes a softmax of DTensors; attention that is written out can be "
@@ -130,7 +132,7 @@ class WrittenAttention(ProjectionWatch):
         if self.action.watchers or self.methods:
             sorted_ = sorted_by_role(logits, axes)
             self.settle_grid(sorted_.shape[0], sorted_.shape[3])
-            self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3])
+            self.action.note_shape(self.methods, sorted_.shape[1], sorted_.shape[3], self.met)
             note_padding(self.action, sorted_, False, sorted_.shape[0], sorted_.shape[3])
         drawn = None
         if self.methods:
@@ -140,7 +142,7 @@ class WrittenAttention(ProjectionWatch):
             assert drawn is not None
             logits = self.blurred_logits(logits, axes, drawn)
             sorted_ = sorted_by_role(logits, axes)
-            args, kwargs = (logits, *args[1:]), {name: value for name, value in kwargs.items() if name != "input"}
+            args = (logits, *args[1:])
         if any(method.stages != ("keys",) for method in self.methods):
             dtype = kwargs.get("dtype") or logits.dtype
             plainly = self.action.impl == "reference"
