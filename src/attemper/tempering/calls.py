@@ -48,7 +48,7 @@ class CallWatch(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.masks = masks
-        self.convolutions = convolutions
+        self.convolutions = None if convolutions is None else frozenset(map(plain_name, convolutions))
         self.convolved: list[str] = []
         """Modules that are no convolutions, and computed one with a weight that is trained."""
         self.names = {id(module): plain_name(name) for name, module in model.named_modules()}
