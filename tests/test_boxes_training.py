@@ -144,9 +144,10 @@ def test_a_comparison_on_files_to_its_page(tmp_path: Path, capsys: pytest.Captur
     held = json.loads((run_folder / "evaluation.json").read_text())
     assert held["metrics"].keys() == {"AP", "AP50", "AP75", "AP small", "AP medium", "AP large", "loss"}
     assert "AP by class" in (run_folder / "evaluation.html").read_text()
-    with pytest.raises(UnreadableError, match="something else than images with a class"):
+    with pytest.raises(UnreadableError, match="which is something else than images with a class"):
         load_trained(run_folder)
     assert main(["predict", str(run_folder), "--images", str(tmp_path / "animals")]) == 0
+    assert "found with at least 50 %" in capsys.readouterr().out
 
 
 @pytest.mark.slow

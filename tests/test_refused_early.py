@@ -37,6 +37,7 @@ def test_images_that_only_pixels_divide_are_refused_unless_that_is_meant(side: i
     assert shape.patches == side**2
 
 
+@pytest.mark.slow
 def test_a_backbone_that_asserts_its_size_is_refused_with_what_it_says() -> None:
     task = "boxes(train=8, test=4)"
     model = "detr(backbone=vit_tiny_patch16_224, width=16, depth=1, heads=2, mlp=16, queries=5)"
