@@ -11,17 +11,11 @@ from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, top_k_ac
 from torchmetrics.classification import MulticlassCalibrationError
 
 from attemper.errors import ParameterError
-from attemper.lab.evaluation.metrics import BINS, Reading, Tally, calibration_error
-
-
-def read_probabilities(probabilities: torch.Tensor, targets: torch.Tensor, bins: int = BINS) -> Reading:
-    tally = Tally(bins)
-    tally.add(probabilities, targets)
-    return tally.read()
+from attemper.lab.evaluation.metrics import BINS, Reading, Tally, calibration_error, read_probabilities
 
 
 def read_logits(logits: torch.Tensor, targets: torch.Tensor, bins: int = BINS) -> Reading:
-    return read_probabilities(logits.double().softmax(-1), targets, bins)
+    return read_probabilities(logits.double().softmax(-1), targets, bins=bins)
 
 
 def predictions(classes: int = 10, count: int = 997) -> tuple[torch.Tensor, torch.Tensor]:

@@ -166,7 +166,7 @@ class SkipAction(SumAction):
         shared = Known(None)
 
         def add(added: Sum) -> Tensor:
-            if saves_graph() != graph:
+            if in_checkpoint_since(graph):
                 self.refuse(type(module).__name__, IN_CHECKPOINT, False)
             return self.sum(added, drawn, shared)
 
@@ -236,7 +236,7 @@ class HolderAction(Following):
             return added.plain()
         if len(numbers) > 1:
             here[0].refuse(type(module).__name__, "adds the branches of several blocks in one sum", False)
-        if saves_graph() != graph:
+        if in_checkpoint_since(graph):
             here[0].refuse(type(module).__name__, IN_CHECKPOINT, False)
         number = here[0].place.block
         if isinstance(here[0].method, BlockMap) and number not in drawn:
@@ -279,3 +279,10 @@ def saves_graph() -> Any:
     if torch.compiler.is_compiling():
         return None
     return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def in_checkpoint_since(graph: Any) -> bool:
+    """Whether an activation checkpoint was begun since then. Gradients that were off and are on are somebody else's,
+    such as a probe's that differentiates one branch."""
+    now = saves_graph()
+    return graph is not None and now != graph and (graph[0] or not now[0])

@@ -131,6 +131,13 @@ def calibration_error(bins: list[Bin]) -> float | None:
     return found if total else None
 
 
+def read_probabilities(probabilities: Tensor, targets: Tensor, *, bins: int = BINS) -> Reading:
+    """All metrics of some predictions at once. probabilities: (N, classes). targets: int64 (N)."""
+    tally = Tally(bins)
+    tally.add(probabilities, targets)
+    return tally.read()
+
+
 def check_targets(targets: Tensor, classes: int) -> None:
     """Raise unless every target is one of the model's classes."""
     if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= classes):
