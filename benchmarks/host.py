@@ -25,6 +25,7 @@ import json
 import os
 import pstats
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -229,6 +230,8 @@ class Row:
     high: float = 0.0
     operators: int = 0
     """Operators of torch in a step, those that others call too."""
+    calls: int = 0
+    """Functions that Python calls in a step, built-in ones too; on a busy machine it tells more than times do."""
     launches: int = 0
     """Kernels of ours that a GPU would be given in a step."""
     refused: str = ""
@@ -241,6 +244,22 @@ def operators_of(step: Callable[[], None]) -> int:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         step()
     return sum(event.name.startswith("aten::") for event in seen.events())
+
+
+def calls_of(step: Callable[[], None]) -> int:
+    """How many functions Python calls in a step."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def measure(
@@ -272,23 +291,22 @@ def measure(
         low, high = interval(mine / none)
         yield Row(
             model, recipe, statistics.median(mine) * 1e6, statistics.median(mine - none) * 1e6 / BLOCKS,
-            statistics.median(mine / none), low, high, operators_of(step), launched,
+            statistics.median(mine / none), low, high, operators_of(step), calls_of(step), launched,
         )  # fmt: skip
     for recipe, reason in refused.items():
         yield Row(model, recipe, refused=reason)
 
 
-HEAD = (
-    "| model | recipe | step | added per block | ratio to none | 95 % | operators | launches |\n|---" + "|---" * 7 + "|"
-)
+COLUMNS = ("model", "recipe", "step", "added per block", "ratio to none", "95 %", "operators", "calls", "launches")
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def shown(row: Row) -> str:
     if row.refused:
-        return f"| {row.model} | `{row.recipe}` | refused: {row.refused} | | | | | |"
+        return f"| {row.model} | `{row.recipe}` | refused: {row.refused} {'| ' * (len(COLUMNS) - 2)}|"
     return (
         f"| {row.model} | `{row.recipe}` | {row.microseconds / 1e3:.2f} ms | {row.added:.0f} µs | {row.ratio:.2f} | "
-        f"{row.low:.2f} … {row.high:.2f} | {row.operators} | {row.launches} |"
+        f"{row.low:.2f} … {row.high:.2f} | {row.operators} | {row.calls} | {row.launches} |"
     )
 
 

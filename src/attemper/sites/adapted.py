@@ -112,7 +112,7 @@ def obstacle(slot: Slot | None, layer: nn.Module, name: str = "weight") -> str |
 
     Known are a layer's own weight, and what LoRA adds to it.
     """
-    if hasattr(layer, "parametrizations") and name in layer.parametrizations:  # type: ignore[operator]
+    if "parametrizations" in layer._modules and name in layer.parametrizations:  # type: ignore[operator]
         return f"its {name} is computed anew at every use, by torch.nn.utils.parametrize"
     weight = getattr(layer, name, None)
     if not isinstance(weight, Tensor):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ KEPT = 2
 """How many passes whose output is gone stay readable, for a `penalty()` that comes right behind them."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One term that a forward pass added to the loss."""
 
     site: str
@@ -217,9 +217,12 @@ class Ledger:
         self.lost = 0
         self.uncompared = False
 
-    def remember(self, entries: list[Entry]) -> None:
-        """Keep the values of terms that somebody takes now."""
-        self.last = tuple(replace(entry, value=entry.value.detach()) for entry in entries)
+    def remember(self, entries: list[Entry], values: Iterable[Tensor]) -> None:
+        """Keep the terms that somebody takes now. values: theirs, without a graph."""
+        self.last = tuple(
+            Entry(entry.site, entry.block, entry.method, entry.component, value, entry.sums)
+            for entry, value in zip(entries, values, strict=True)
+        )
 
     def living(self) -> list[Pass]:
         """The passes whose output lives; where there is none, those whose output was dropped last."""

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from attemper.kernels.common.direct import Launch, memory, remember
 from attemper.kernels.common.dropping import NOTHING, drops_weights
-from attemper.kernels.common.launch import FLAG_ROWS
+from attemper.kernels.common.launch import FLAG_ROWS, unit_stride
 from attemper.kernels.common.plans import backward_plan, forward_plan, is_static, kind_of, padded, tail, whole_plan
 from attemper.kernels.common.products import products
 
 SPAN = 128  # flags that one program looks at
 DELTA_ROWS = 32
 
-_forwards: dict[Any, "ForwardLaunches"] = memory()
-_backwards: dict[Any, "BackwardLaunches"] = memory()
+_forwards: dict[Any, "ForwardLaunches | None"] = memory()
+_backwards: dict[Any, "BackwardLaunches | None"] = memory()
 Strides = tuple[int, ...]
 """Of a tensor (B, H, N, e): along samples, heads and tokens."""
 
@@ -49,7 +49,7 @@ class BackwardLaunches(NamedTuple):
     """The kernels of a backward pass: `whole` alone, or the others; and all that they take beside tensors.
 
     share: flags that one program of `spared` looks at.
-    q, k, v, dout, out, grads: strides. sizes: heads, query heads for one of keys, queries, keys.
+    q, k, v, dout, out, dq, dk, dv: strides. sizes: heads, query heads for one of keys, queries, keys.
     """
 
     whole: Launch | None
@@ -62,14 +62,16 @@ class BackwardLaunches(NamedTuple):
     v: Strides
     dout: Strides
     out: Strides
-    grads: tuple[Strides, Strides, Strides]
+    dq: Strides
+    dk: Strides
+    dv: Strides
     sizes: tuple[int, int, int, int]
 
 
 def forward_launches(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kind: str, dropping: int, causal: bool, fill: str
-) -> ForwardLaunches:
-    """The kernels of a forward pass.
+) -> ForwardLaunches | None:
+    """The kernels of a forward pass; None: they take copies of some of its tensors (`launch.unit_stride`).
 
     kind: of mask. dropping: what is dropped, a number of `dropping.py`.
     """
@@ -78,11 +80,15 @@ def forward_launches(
         None if mask is None else (mask.shape, mask.stride(), mask.dtype),
         q.get_device(), dropping, causal, fill, products(q.dtype),
     )  # fmt: skip
-    found = _forwards.get(key)
-    if found is None:
-        found = _plan_forward(q, k, v, kind, dropping, causal, fill)
-        remember(_forwards, key, found)
-    return found
+    if key not in _forwards:
+        planned = _plan_forward(q, k, v, kind, dropping, causal, fill) if taken_as_they_are(q, k, v) else None
+        remember(_forwards, key, planned)
+    return _forwards[key]
+
+
+def taken_as_they_are(*tensors: Tensor) -> bool:
+    """Whether kernels take tensors without a copy."""
+    return all(unit_stride(t) is t for t in tensors)
 
 
 def sizes_of(q: Tensor, k: Tensor) -> tuple[int, int, int, int]:
@@ -139,8 +145,8 @@ def strides_of(t: Tensor) -> Strides:
 def backward_launches(
     q: Tensor, k: Tensor, v: Tensor, others: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], mask: Tensor | None,
     kind: str, dropping: int, causal: bool, fill: str, may_be_whole: bool, penalties: dict[str, Any],
-) -> BackwardLaunches:  # fmt: skip
-    """The kernels of a backward pass.
+) -> BackwardLaunches | None:  # fmt: skip
+    """The kernels of a backward pass; None: they take copies of some of its tensors.
 
     others: the gradient of the output, the output, and the gradients to be written. penalties: constants.
     """
@@ -151,11 +157,11 @@ def backward_launches(
         None if mask is None else (mask.shape, mask.stride(), mask.dtype),
         q.get_device(), dropping, causal, fill, products(q.dtype), may_be_whole, *penalties.values(),
     )  # fmt: skip
-    found = _backwards.get(key)
-    if found is None:
-        found = _plan_backward(q, k, v, others, kind, dropping, causal, fill, may_be_whole, penalties)
-        remember(_backwards, key, found)
-    return found
+    if key not in _backwards:
+        settings = (kind, dropping, causal, fill, may_be_whole, penalties)
+        planned = _plan_backward(q, k, v, others, *settings) if taken_as_they_are(q, k, v, dout) else None
+        remember(_backwards, key, planned)
+    return _backwards[key]
 
 
 def _plan_backward(
@@ -202,6 +208,6 @@ def _plan_backward(
     spared = Launch(spared_kernel, -(-flags // share), device, **constants, BN=32, SPAN=SPAN, num_warps=4, num_stages=1)
     dout, out, dq, dk, dv = map(strides_of, others)
     return BackwardLaunches(
-        whole, delta, main, spared, share, strides_of(q), strides_of(k), strides_of(v), dout, out, (dq, dk, dv),
+        whole, delta, main, spared, share, strides_of(q), strides_of(k), strides_of(v), dout, out, dq, dk, dv,
         sizes_of(q, k),
     )  # fmt: skip

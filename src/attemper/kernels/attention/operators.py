@@ -71,11 +71,14 @@ def forward(
     drop: int = KEYS,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, stats and flags."""
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     if 0 in q.shape or 0 in v.shape:
         return forward_fake(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
     masked, kind = mask_arguments(mask, tops, q)
-    found = forward_launches(q, k, v, mask, kind, NOTHING if table is None else drop, causal, fill)
+    settings = (mask, kind, NOTHING if table is None else drop, causal, fill)
+    found = forward_launches(q, k, v, *settings)
+    if found is None:
+        q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+        return forward(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
     device = q.device
     out = torch.empty_strided(found.out_shape, found.out_strides, dtype=q.dtype, device=device)
     stats = torch.empty(found.stats_shape, dtype=torch.int32, device=device)
@@ -112,7 +115,6 @@ def backward_into(
 
     penalty_gradients: what penalties add to them. dlse: (B, H, Nq), the gradient of the natural log-sum-exps.
     """
-    q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
     if out.numel() == 0:
         for grad in grads:
             grad.zero_()
@@ -123,12 +125,19 @@ def backward_into(
         q, k, v, (dout, out, *grads), mask, kind, NOTHING if table is None else drop, causal, fill, dlse is None,
         penalty_constants,
     )  # fmt: skip
+    if found is None:
+        q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
+        backward_into(
+            grads, dout, q, k, v, out, stats, flags, mask, table, scale, causal, tops, cuts, hard, fill, drop,
+            penalty_gradients=penalty_gradients, dlse=dlse,
+        )  # fmt: skip
+        return
     planes = stats.unbind(0)
     words, left = planes[-1], planes[1] if len(planes) == 3 else stats
     q_rows, k_rows, v_rows, dout_rows, out_rows = (
         (q, *found.q), (k, *found.k), (v, *found.v), (dout, *found.dout), (out, *found.out),
     )  # fmt: skip
-    dq_rows, dk_rows, dv_rows = ((t, *strides) for t, strides in zip(grads, found.grads, strict=True))
+    dq_rows, dk_rows, dv_rows = (grads[0], *found.dq), (grads[1], *found.dk), (grads[2], *found.dv)
     tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
     aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalty_tensors)
     with on_device(q):

@@ -79,7 +79,7 @@ def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor
     memory is whose.
     """
     out: Tensor
-    if is_plain(q) and is_plain(qkv):
+    if is_plain(q, qkv):
         if not lie_in(qkv, q, k, v):
             return operators.fused_attention(q, k, v, *others)
         out = DirectPackedAttention.apply(qkv, q.shape[1], (q, k, v), *operators.filled(others))
