@@ -11,11 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
+from attemper.tempering.known import Known
 from attemper.tempering.origins import Origins
 from attemper.tempering.padding import hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
 from attemper.tempering.readings import Reading, read_logits
-from attemper.tempering.residual import Known, uses_weight
+from attemper.tempering.residual import uses_weight
 
 
 class Softmaxed(NamedTuple):
