@@ -185,10 +185,13 @@ def added_to(slot: Slot | None, layer: nn.Module) -> Added | None:
 
     Call `obstacle` before: adapters that are not known are left out here.
     """
+    above = adapters_round(slot, layer)
+    if not above:
+        return None
     total: Tensor | None = None
     bias: Tensor | None = None
     drops = False
-    for adapter in adapters_round(slot, layer) or ():
+    for adapter in above:
         for name in _active(adapter) if _acts(adapter) else ():
             a, b, scaling = adapter.lora_A[name], adapter.lora_B[name], adapter.scaling[name]
             product = b.weight.flatten(1) @ a.weight.flatten(1) * scaling

@@ -94,7 +94,7 @@ class Pass:
         """The output of the pass, which now holds its anchor."""
         anchor = Anchor(self.ticket, ledger)
         made = [entry.value.grad_fn for entry in self.entries]
-        last = max((node._sequence_nr() for node in made if node is not None), default=-1)
+        last = max([node._sequence_nr() for node in made if node is not None], default=-1)
 
         def held(x: Tensor) -> Tensor:
             if x.grad_fn is None:

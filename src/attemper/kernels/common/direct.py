@@ -162,4 +162,7 @@ def _hooks() -> Any:
 def _is_watched() -> bool:
     """Whether a profiler wants to be told of launches, which Triton does."""
     enter = _hooks().launch_enter_hook
-    return bool(getattr(enter, "calls", enter))
+    try:
+        return bool(enter.calls)
+    except AttributeError:
+        return bool(enter)

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from attemper.errors import UnmetError
 from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
-from attemper.kernels.common.launch import launch, on_device
+from attemper.kernels.common.launch import on_device
 from attemper.kernels.penalties.outputs import TILE, as_rows, square_of_rows
 
 __all__ = ["Untouched", "bias_gradient", "passed_square"]
 
 _backwards: dict[Any, Launch] = memory()
+_biases: dict[Any, Launch] = memory()
 
 
 class Untouched:
@@ -147,13 +148,16 @@ def bias_gradient(factors: Tensor, sums: Tensor, values: bool, logits: bool, bia
     factors: what the gradient of each square is multiplied with, that of V first. sums: of the columns that it is then
         multiplied with, those of V first, then of Q and K.
     """
-    from attemper.kernels.penalties.passing_kernels import bias_kernel
-
     grad = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     third = bias.shape[0] // 3
+    key = (third, bias.dtype, bias.get_device(), values, logits)
+    found = _biases.get(key)
+    if found is None:
+        from attemper.kernels.penalties.passing_kernels import bias_kernel
+
+        constants = {"VALUES": values, "LOGITS": logits, "BLOCK": 256}
+        found = Launch(bias_kernel, -(-3 * third // 256), bias.get_device(), **constants, num_warps=4)
+        remember(_biases, key, found)
     with on_device(bias):
-        launch(
-            bias_kernel, (-(-3 * third // 256),),
-            factors, sums, grad, third, VALUES=values, LOGITS=logits, BLOCK=256, num_warps=4,
-        )  # fmt: skip
+        found(is_aligned(factors, sums), factors, sums, grad, third)
     return grad
