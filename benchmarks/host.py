@@ -24,6 +24,7 @@ import functools
 import json
 import os
 import pstats
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -62,12 +63,12 @@ WARM_UP = 5
 
 # ----------------------------------------------------------------------------------------------------- instead of a GPU
 class Launches:
-    """Stands for what a kernel is compiled to, and counts how often it is launched."""
+    """Stands for what a kernel is compiled to, and counts how often it is launched, and looked for by Triton."""
 
     function, packed_metadata = None, None
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.searches = 0
 
     def run(self, *arguments: Any) -> None:
         self.count += 1
@@ -92,6 +93,7 @@ def as_on_gpu() -> Iterator[Launches]:
     launches = Launches()
 
     def compiled(kernel: Any, *arguments: Any, **options: Any) -> Launches:
+        launches.searches += 1
         launches.run()
         return launches
 
@@ -186,14 +188,22 @@ def gpt() -> Trained:
     return Trained(model, forward, lambda out: out.float().logsumexp(-1).mean())
 
 
-MODELS = {"vit": vit, "swin": swin, "bert": bert, "gpt": gpt}
+MODELS = {"vit": vit, "swin": swin, "bert": bert, "gpt": gpt, "bert, any length": bert, "gpt, any length": gpt}
 """Of 12 blocks each. timm: a ViT, a Swin with learnt biases; Transformers: BERT with padding, GPT-2, both by SDPA."""
+LONGEST = 12
+"""Tokens where every step has another number of them, from 2 on: as many as `TOKENS` in the mean, nearly."""
 
 
-def make_step(model: str, recipe: str, lengths: Callable[[], int] = lambda: TOKENS) -> Callable[[], None]:
-    """A training step without its optimiser, warm. lengths: tokens of the next step's sequences."""
+def lengths_of(model: str) -> Callable[[], int]:
+    """Gives the tokens of the next step's sequences."""
+    draw = random.Random(0)
+    return (lambda: draw.randint(2, LONGEST)) if "any length" in model else (lambda: TOKENS)
+
+
+def make_step(model: str, recipe: str, lengths: Callable[[], int] | None = None) -> Callable[[], None]:
+    """A training step without its optimiser, warm. lengths: gives the tokens of the next step's sequences."""
     torch.manual_seed(0)
-    trained = MODELS[model]()
+    trained, lengths = MODELS[model](), lengths or lengths_of(model)
     network = trained.model.train()
     tempered = None if recipe in (NONE, TWIN) else attemper.apply(network, recipe)
 

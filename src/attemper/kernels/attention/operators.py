@@ -24,6 +24,7 @@ from attemper.kernels.common.dropping import KEYS, NOTHING
 from attemper.kernels.common.eager import is_plain, transformed
 from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
 from attemper.kernels.common.launch import DEVICES, LOG2E, on_device, token_major, unit_stride
+from attemper.ops.announced import announced
 
 OTHERS = (
     "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
@@ -41,6 +42,7 @@ torch.library.define(
 )
 
 
+@announced("attention")
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",

@@ -23,6 +23,7 @@ from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
 from attemper.kernels.penalties.outputs import square_of_rows, totals
 from attemper.kernels.penalties.passing import bias_gradient
+from attemper.ops.announced import announced
 
 WANTED = "bool values, bool logits"
 torch.library.define(
@@ -41,6 +42,7 @@ torch.library.define(
 )
 
 
+@announced("attention")
 def with_squares(
     qkv: Tensor, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor, values: float, logits: float, *others: Any
 ) -> tuple[Tensor, ...]:

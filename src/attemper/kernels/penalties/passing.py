@@ -14,6 +14,7 @@ from attemper.errors import UnmetError
 from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
 from attemper.kernels.common.launch import on_device
 from attemper.kernels.penalties.outputs import TILE, as_rows, square_of_rows
+from attemper.ops.announced import announced
 
 __all__ = ["Untouched", "bias_gradient", "passed_square"]
 
@@ -30,6 +31,7 @@ class Untouched:
         self.known = False
 
 
+@announced("same")
 def passed_square(out: Tensor, bias: Tensor | None, factor: float, untouched: Untouched) -> tuple[Tensor, Tensor]:
     """The output, and factor · ‖out − b‖² in float32: out (…, columns), bias (columns,).
 
