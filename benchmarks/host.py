@@ -355,15 +355,20 @@ def main() -> None:
             for row in measure(model, recipes, options.rounds, CLOCKS[options.clock], launches):
                 print(shown(row), flush=True)
                 rows.append(row)
-    if options.json is not None:
-        record = {
-            "benchmark": "host",
-            "machine": asdict(describe_machine(torch.device("cpu"))),
-            "date": datetime.date.today().isoformat(),
-            "settings": {"clock": options.clock, "rounds": options.rounds, "batch": BATCH, "blocks": BLOCKS},
-            "rows": [asdict(row) for row in rows],
-        }
-        options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            if options.json is not None:
+                write(options.json, options, rows)
+
+
+def write(path: Path, options: argparse.Namespace, rows: list[Row]) -> None:
+    """All figures so far."""
+    record = {
+        "benchmark": "host",
+        "machine": asdict(describe_machine(torch.device("cpu"))),
+        "date": datetime.date.today().isoformat(),
+        "settings": {"clock": options.clock, "rounds": options.rounds, "batch": BATCH, "blocks": BLOCKS},
+        "rows": [asdict(row) for row in rows],
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
