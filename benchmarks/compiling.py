@@ -142,7 +142,7 @@ class AbsentGpu:
         return 0
 
 
-EMPTY = ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"))
+EMPTY = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
 
 
 def zeroed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:

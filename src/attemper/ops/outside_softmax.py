@@ -6,10 +6,12 @@ from attemper.ops.call import Call
 from attemper.ops.documents import Documents, places
 from attemper.ops.perturbation import Drawn, Perturbation
 
+OUTSIDE = ("keys", "heads")
+
 
 def is_outside(method: Perturbation) -> bool:
     """Whether a method leaves softmax itself alone."""
-    return set(method.stages) <= {"keys", "heads"}
+    return all(stage in OUTSIDE for stage in method.stages)
 
 
 def refuse_keys(call: Call) -> str | None:

@@ -235,6 +235,8 @@ def draw(methods: Sequence[Perturbation], source: Source | None, like: Tensor) -
     if not methods:
         return []
     source = Source(draw_seed(like)) if source is None else source
+    if len(methods) == 1:
+        return [(methods[0], source.stream())]
     drawn = [(method, source.stream(lane)) for lane, method in enumerate(methods)]
     return sorted(drawn, key=lambda pair: pair[0].order)
 

@@ -132,6 +132,17 @@ def signed(word: int) -> int:
     return (word & MASK ^ 0x80000000) - 0x80000000
 
 
+def all_signed(words: tuple[int, ...]) -> tuple[int, ...]:
+    """Several of them.
+
+    >>> all_signed((1, 0xFFFFFFFF))
+    (1, -1)
+    """
+    if min(words) >= -0x80000000 and max(words) <= 0x7FFFFFFF:
+        return words
+    return tuple(signed(word) for word in words)
+
+
 def mix(x: Tensor) -> Tensor:
     """A bijection of int32 words in which every input bit moves every output bit (two multiply rounds)."""
     x = (x ^ (x >> 16 & 0xFFFF)) * MIX_1

@@ -112,7 +112,7 @@ def obstacle(slot: Slot | None, layer: nn.Module, name: str = "weight") -> str |
 
     Known are a layer's own weight, and what LoRA adds to it.
     """
-    if hasattr(layer, "parametrizations") and name in layer.parametrizations:  # type: ignore[operator]
+    if "parametrizations" in layer._modules and name in layer.parametrizations:  # type: ignore[operator]
         return f"its {name} is computed anew at every use, by torch.nn.utils.parametrize"
     weight = getattr(layer, name, None)
     if not isinstance(weight, Tensor):
@@ -185,10 +185,13 @@ def added_to(slot: Slot | None, layer: nn.Module) -> Added | None:
 
     Call `obstacle` before: adapters that are not known are left out here.
     """
+    above = adapters_round(slot, layer)
+    if not above:
+        return None
     total: Tensor | None = None
     bias: Tensor | None = None
     drops = False
-    for adapter in adapters_round(slot, layer) or ():
+    for adapter in above:
         for name in _active(adapter) if _acts(adapter) else ():
             a, b, scaling = adapter.lora_A[name], adapter.lora_B[name], adapter.scaling[name]
             product = b.weight.flatten(1) @ a.weight.flatten(1) * scaling

@@ -35,7 +35,10 @@ class Slot:
     @property
     def layer(self) -> Any:
         """What stands there now; None: nothing."""
-        return getattr(self.owner, self.name, None)
+        if self.owner is None:
+            return None
+        found = self.owner._modules.get(self.name)
+        return getattr(self.owner, self.name, None) if found is None else found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Slot":
         # Whoever copies one layer does not want the whole model: an owner that is not copied itself stays behind.

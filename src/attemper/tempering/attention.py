@@ -20,7 +20,7 @@ from attemper.tempering.layers import Parameters
 from attemper.tempering.ledger import Entry
 from attemper.tempering.penalties import Control
 from attemper.tempering.readings import Facts
-from attemper.tempering.repeated import Decisions, RepeatedAttention
+from attemper.tempering.repeated import Decisions, RepeatedAttention, unusual_for
 from attemper.tempering.root import run_pass
 from attemper.tempering.standing import standing
 from attemper.tempering.subclassing import Action, site_of
@@ -68,6 +68,8 @@ class AttentionAction(Action):
     """Whether the last pass that was looked at made nothing but fused calls of plain tensors."""
     active: tuple[Perturbation, ...] = field(init=False)
     """The perturbations that do something: a rate of zero costs nothing."""
+    unusual: frozenset[Any] = field(init=False)
+    """The functions that repeated calls hand over to the full interceptor."""
     weight_site: Site = field(init=False, default_factory=Site)
     """The same as `stream_site` for what is drawn for its projections."""
     packs: bool = field(init=False)
@@ -95,6 +97,7 @@ class AttentionAction(Action):
 
     def _set_active(self) -> None:
         self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
+        self.unusual = unusual_for(self.active)
         self.maps = tuple(m for m in self.weight_maps if isinstance(m, WeightMap) and not m.idle)
 
     def resolve(self, methods: dict[str, Method]) -> None:
@@ -132,6 +135,9 @@ class AttentionAction(Action):
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if not self.control.tracks(module.training):
+            return self.intercept(module, forward, args, kwargs)
+
+        if self.control.is_inside():
             return self.intercept(module, forward, args, kwargs)
 
         def intercepted(*args: Any, **kwargs: Any) -> Any:

@@ -13,12 +13,13 @@ from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.base import SeenCall
 from attemper.tempering.axes import SOFTMAX, softmax_axis
 from attemper.tempering.convolutions import PLAIN, TRANSPOSED
+from attemper.tempering.known import Known
 from attemper.tempering.operands import in_order
 from attemper.tempering.origins import Origins
 from attemper.tempering.padding import allowed_keys, hides_some_from_others
 from attemper.tempering.products import PRODUCTS, Product, read_product
 from attemper.tempering.readings import Reading, read_logits
-from attemper.tempering.residual import Known, uses_weight
+from attemper.tempering.residual import uses_weight
 
 
 class Softmaxed(NamedTuple):

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attemper.ops.announced import KIND
+
 
 @functools.cache
 def kind_of(func: Any) -> str:
     """What a function does with the stream."""
-    kind = kind_of_traced(func)
+    kind = getattr(func, KIND, "") or kind_of_traced(func)
     name = getattr(func, "__name__", "")
     if kind == "" and name.endswith("_") and not name.endswith("__"):  # every function that changes its first operand
         return "change"
@@ -36,7 +38,7 @@ def kind_of_traced(func: Any) -> str:
 def is_attention(func: Any) -> bool:
     """Whether a function computes attention, or the softmax inside of it."""
     if isinstance(func, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
-        return "attemper" in str(func) and "attention" in str(func)
+        return "attemper" in str(func) and ("attention" in str(func) or "softmax" in str(func))
     return func in ATTENTION_CALLS
 
 

@@ -22,7 +22,7 @@ from attemper.tempering.offsets import Samples
 from attemper.tempering.outputs import frozen_batch_norm, logits_of
 from attemper.tempering.penalties import When
 from attemper.tempering.replay import Replay
-from attemper.tempering.root import applied_by, total
+from attemper.tempering.root import applied_by, total_of
 from attemper.tempering.saving import save
 from attemper.tempering.skips import OutsideAction
 from attemper.tempering.subclassing import is_made, is_tempered, restore, state_of
@@ -159,8 +159,7 @@ class Tempered(Replay):
         return torch.zeros((), device=None if tensor is None else tensor.device)
 
     def _taken(self, entries: list[Entry], tickets: list[Ticket]) -> Tensor:
-        self.control.ledger.remember(entries)
-        penalty = total(entries)
+        penalty = total_of(entries, self.control.ledger)
         if not torch.compiler.is_compiling():
             self.control.ledger.watch_on(penalty.device)
             applied_by(penalty, tickets)

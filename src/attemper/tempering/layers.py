@@ -240,6 +240,9 @@ class MlpPenaltyAction(Action):
         return self.control.penalises(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if self.control.is_inside():
+            return self.penalise(module, forward, args, kwargs)
+
         def penalised(*args: Any, **kwargs: Any) -> Any:
             return self.penalise(module, forward, args, kwargs)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ KEPT = 2
 """How many passes whose output is gone stay readable, for a `penalty()` that comes right behind them."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One term that a forward pass added to the loss."""
 
     site: str
@@ -94,7 +94,7 @@ class Pass:
         """The output of the pass, which now holds its anchor."""
         anchor = Anchor(self.ticket, ledger)
         made = [entry.value.grad_fn for entry in self.entries]
-        last = max((node._sequence_nr() for node in made if node is not None), default=-1)
+        last = max([node._sequence_nr() for node in made if node is not None], default=-1)
 
         def held(x: Tensor) -> Tensor:
             if x.grad_fn is None:
@@ -217,9 +217,12 @@ class Ledger:
         self.lost = 0
         self.uncompared = False
 
-    def remember(self, entries: list[Entry]) -> None:
-        """Keep the values of terms that somebody takes now."""
-        self.last = tuple(replace(entry, value=entry.value.detach()) for entry in entries)
+    def remember(self, entries: list[Entry], values: Iterable[Tensor]) -> None:
+        """Keep the terms that somebody takes now. values: theirs, without a graph."""
+        self.last = tuple(
+            Entry(entry.site, entry.block, entry.method, entry.component, value, entry.sums)
+            for entry, value in zip(entries, values, strict=True)
+        )
 
     def living(self) -> list[Pass]:
         """The passes whose output lives; where there is none, those whose output was dropped last."""

@@ -75,12 +75,12 @@ class Position(NamedTuple):
 
 
 ALONE = Position()
+AVAILABLE = torch.distributed.is_available()
 
 
 def is_distributed() -> bool:
     """Whether there are processes beside this one."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return AVAILABLE and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def is_sharded(x: object) -> bool:

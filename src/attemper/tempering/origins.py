@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.tempering.axes import RESHAPES, Axes, Factor, length, regroup, whole
+from attemper.tempering.known import Known
 from attemper.tempering.products import ADDED, PRODUCTS, Product, read_product
-from attemper.tempering.residual import Known
 from attemper.tempering.roots import (
     STRIDED,
     Kind,

@@ -82,7 +82,8 @@ def refuse_split_tokens(control: Control, method: object, place: Place, x: Tenso
 
 def refuse_parts(control: Control, method: object, place: Place) -> None:
     """Raise where a penalty would be that of a part of an attention or of a layer."""
-    if standing(control).has("tensor", "context"):
+    position = standing(control)
+    if position.axes and position.has("tensor", "context"):
         raise MeshError(
             f"{getattr(method, 'name', method)} adds a penalty in {place.where}, and each process has a part of it: "
             "penalties cannot be taken on a mesh with a tensor or context dimension"

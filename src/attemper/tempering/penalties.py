@@ -1,7 +1,7 @@
 """What all tempered modules of one model share: whether methods act now, and where penalties are entered."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -120,6 +120,10 @@ class Control:
         """Whether a pass now adds to the loss, so that it must not be forgotten."""
         return self.adds and self.penalises(training)
 
+    def is_inside(self) -> bool:
+        """Whether a pass is open, so that none begins or ends with a module that runs now."""
+        return not torch.compiler.is_compiling() and self.ledger.open is not None
+
     def enter(self, entry: Entry) -> None:
         """Put a term into the ledger, if this pass counts.
 
@@ -130,7 +134,7 @@ class Control:
         if ledger.muted:
             return
         if entry.sums and self.batch_share != 1:
-            entry = replace(entry, value=entry.value / self.batch_share)
+            entry = entry._replace(value=entry.value / self.batch_share)
         if torch.compiler.is_compiling():
             ledger.chain = Chain(entry, ledger.chain)
         elif torch._C._current_graph_task_id() == -1:

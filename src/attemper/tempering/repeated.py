@@ -46,6 +46,11 @@ UNUSUAL_FOR_KEYS = UNUSUAL | frozenset(PRODUCTS)
 """The same where methods change keys: in attention that is written out they follow the product with the queries."""
 
 
+def unusual_for(methods: tuple[Perturbation, ...]) -> frozenset[Any]:
+    """What the full interceptor has to see where these methods act."""
+    return UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in methods) else UNUSUAL
+
+
 class Decision(NamedTuple):
     """What was decided for a call.
 
@@ -136,8 +141,6 @@ class RepeatedAttention(TorchFunctionMode):
         self.training = module.training
         self.on = action.control.on(module.training)
         self.penalises = len(action.penalties) > 0 and action.control.penalises(module.training)
-        self.unusual = UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in action.active) else UNUSUAL
-        """What the full interceptor has to see."""
         self.packing: Tensor | None = None
         """The weight that gives Q, K and V together."""
         if action.packs and action.projections is not None and action.projections.q is not None:
@@ -160,7 +163,7 @@ class RepeatedAttention(TorchFunctionMode):
                 out = func(*args, **(kwargs or {}))
                 self.note_projection(out, *args, **(kwargs or {}))
                 return out
-            if func not in self.unusual:
+            if func not in self.action.unusual:
                 return func(*args, **(kwargs or {}))
         return self.hand_over().__torch_function__(func, types, args, kwargs)
 
@@ -201,6 +204,12 @@ class RepeatedAttention(TorchFunctionMode):
             decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on, self.penalises))
             packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
             bias = None if self.projected is None else self.projected[1]
+            if decision is not None and not decision.methods and not decision.terms and decision.impl == "sdpa":
+                self.met += 1
+                self.note_no_padding()
+                grouped = q.shape[1] != k.shape[1]
+                given = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=given, enable_gqa=grouped)
             if decision is not None and (not decision.terms or (packed is not None and not self.counted)):
                 refuse_inner_checkpoint(self.action, self.region)
                 drawn = self.source(q, k, is_causal) if decision.methods else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,11 @@ from torch.overrides import TorchFunctionMode
 from attemper.sites.adapted import inner
 from attemper.tempering.branches import Branch
 from attemper.tempering.functions import IN_PLACE, kind_of, kind_of_traced
+from attemper.tempering.known import Known
 from attemper.tempering.operands import in_order
+
+if TYPE_CHECKING:
+    from attemper.tempering.repeated_sums import SumLog
 
 STREAM, LOOSE, FIRST = 1, 2, 4
 """The marks of a tensor: it comes from the inputs; it is the sum of a branch and of something that was only computed
@@ -75,9 +78,16 @@ class Residuals(TorchFunctionMode):
     """
 
     def __init__(
-        self, module: nn.Module, inputs: Sequence[Tensor], branches: Sequence[Branch], add: Add = Sum.plain
+        self,
+        module: nn.Module,
+        inputs: Sequence[Tensor],
+        branches: Sequence[Branch],
+        add: Add = Sum.plain,
+        log: SumLog | None = None,
     ) -> None:
         super().__init__()
+        self.log = log
+        """Takes down what is done, so that a later pass may do it again."""
         self.branches = branches
         self.add = add
         self.inputs = inputs
@@ -146,13 +156,27 @@ class Residuals(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = in_order(func, args, kwargs)
         kind = kind_of_traced(func) if torch.compiler.is_compiling() else kind_of(func)
-        if (kind == "add" or kind == "add_") and len(args) == 2 and len(kwargs) == 0:
-            if isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
-                return self.addition(func, args)
+        if is_sum(kind, args, kwargs):
+            return self.addition(func, args)
         out = func(*args, **kwargs)
+        self.follow(func, kind, args, kwargs, out)
+        return out
+
+    def follow_again(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Take note of a function that ran before this watch began, and of what came out."""
+        kind = kind_of(func)
+        if is_sum(kind, args, kwargs):
+            self.addition(func, args, out)
+        else:
+            self.follow(func, kind, args, kwargs, out)
+
+    def follow(self, func: Any, kind: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Take note of what a function made."""
+        if self.log is not None:
+            self.log.note(func, kind, args, out)
         if kind == "same" and len(args) > 0:
             self.note(out, self.marks.of(args[0]))
-            return out
+            return
         bits, origin = self.bits_of(args) | self.bits_of(kwargs.values()), -1
         if kind == "factor" or kind == "change":
             origin = self.origin_of_only(args)
@@ -161,12 +185,11 @@ class Residuals(TorchFunctionMode):
         if kind == "attention" and args[0].dim() > 2:  # that of a router is over experts
             bits |= self.attention(bits)
         if bits == 0:
-            return out
+            return
         if kind == "change" or kind == "add_":
             self.overwrites = self.overwrites or any(args[0] is x for x in self.inputs)
             self.marks.note(args[0], Mark(bits, origin))
         self.note(out, Mark(bits, origin))
-        return out
 
     # --------------------------------------------------------------------------------------------------------- branches
     def attention(self, bits: int) -> int:
@@ -218,8 +241,8 @@ class Residuals(TorchFunctionMode):
         return bit
 
     # ------------------------------------------------------------------------------------------------------------- sums
-    def addition(self, func: Any, terms: tuple[Tensor, Tensor]) -> Tensor:
-        """The sum of two tensors."""
+    def addition(self, func: Any, terms: tuple[Tensor, Tensor], made: Tensor | None = None) -> Tensor:
+        """The sum of two tensors. made: what it was, if it is there already."""
         marks = self.marks.of(terms[0]), self.marks.of(terms[1])
         clean = self.is_clean(marks[0]), self.is_clean(marks[1])
         if clean[0] != clean[1]:
@@ -228,10 +251,12 @@ class Residuals(TorchFunctionMode):
             if len(done) > 0 and terms[0].shape == terms[1].shape:
                 parallel = self.is_parallel(marks[stream], marks[branch])
                 which = tuple([self.branches[number] for number in done])
-                return self.residual_sum(Sum(func, terms, branch, which, parallel), marks[stream], done)
+                return self.residual_sum(Sum(func, terms, branch, which, parallel), marks[stream], done, made)
         if func in IN_PLACE:
             self.overwrites = self.overwrites or any(terms[0] is x for x in self.inputs)
-        out: Tensor = func(*terms)
+        out: Tensor = func(*terms) if made is None else made
+        if self.log is not None:
+            self.log.note(func, "", terms, out)
         if clean[0] and clean[1]:
             loose = marks[0].bits & LOOSE, marks[1].bits & LOOSE
             if loose[0] != loose[1] and marks[1 if loose[0] else 0].origin >= 0:
@@ -246,11 +271,15 @@ class Residuals(TorchFunctionMode):
             self.note(out, Mark((marks[0].bits | marks[1].bits) & ~LOOSE))
         return out
 
-    def residual_sum(self, added: Sum, stream: Mark, ended: list[int]) -> Tensor:
+    def residual_sum(self, added: Sum, stream: Mark, ended: list[int], made: Tensor | None) -> Tensor:
         """The sum of the stream and of a branch, which is the stream again."""
         if added.func in IN_PLACE and any(added.terms[0] is x for x in self.inputs):
             self.overwrites = True
-        out = self.add(added)
+        if self.log is not None:
+            self.log.note_sum(added)
+        out = self.add(added) if made is None else made
+        if self.log is not None:
+            self.log.note_made(out)
         number = 1 << self.first_sum + len(self.sums)
         self.sums.append(added.ended)
         self.on_input = self.on_input or stream.origin >= 0
@@ -345,34 +374,11 @@ class Residuals(TorchFunctionMode):
 END = 2 * FIRST
 
 
-class Known:
-    """What is known of some tensors, which are not kept alive.
-
-    missing: what is given for all others. The compiler knows no ids of tensors, but finds them in a dict.
-    """
-
-    def __init__(self, missing: Any) -> None:
-        self.missing = missing
-        self.by_id: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        self.traced: dict[Tensor, Any] = {}
-
-    def note(self, x: Tensor, what: Any) -> None:
-        if torch.compiler.is_compiling():
-            self.traced[x] = what
-        else:
-            self.by_id[id(x)] = (weakref.ref(x), what)
-
-    def of(self, x: Any) -> Any:
-        """What is known of this very tensor; another one may have its id after its death."""
-        if torch.compiler.is_compiling():
-            return self.traced.get(x, self.missing) if isinstance(x, Tensor) else self.missing
-        found = self.by_id.get(id(x))
-        return self.missing if found is None or found[0]() is not x else found[1]
-
-    def first(self, operands: Any) -> Any:
-        """What is known of the first operand of which anything is."""
-        found = (self.of(x) for x in operands)
-        return next((what for what in found if what != self.missing), self.missing)
+def is_sum(kind: str, args: Any, kwargs: Any) -> bool:
+    """Whether a function of this kind adds two tensors."""
+    if (kind == "add" or kind == "add_") and len(args) == 2 and len(kwargs) == 0:
+        return isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
+    return False
 
 
 def uses_weight(layer: nn.Module, operands: Any) -> bool:

@@ -11,7 +11,7 @@ from attemper.errors import UnsupportedError
 from attemper.methods.base import Method
 from attemper.tempering.automatic import share_of_step, watch_divisor, with_penalty
 from attemper.tempering.draws import run_drawing
-from attemper.tempering.ledger import Entry, Ticket
+from attemper.tempering.ledger import Entry, Ledger, Ticket
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action
 
@@ -110,8 +110,7 @@ def run_pass(control: Control, module: nn.Module, forward: Any, args: Any, kwarg
     names = tuple(sorted({entry.method for entry in current.entries}))
     current.ticket = Ticket(names, control.compares and ledger.scope is None, control.auto_penalty)
     if control.auto_penalty and current.entries:
-        penalty = total(current.entries)
-        ledger.remember(current.entries)
+        penalty = total_of(current.entries, ledger)
         applied_by(penalty, [current.ticket])
         out = with_penalty(out, penalty * share_of_step(module, kwargs, control), control, module)
         current.entries = []
@@ -129,15 +128,23 @@ def run_compiled_pass(control: Control, module: nn.Module, forward: Any, args: A
     out = forward(*args, **kwargs)
     if ledger.chain is None:
         return out
-    penalty = total(ledger.chain.terms())
+    penalty = total(ledger.chain.terms())[0]
     ledger.chain = None
     return with_penalty(out, penalty * share_of_step(module, kwargs, control), control, module)
 
 
-def total(entries: list[Entry]) -> Tensor:
-    """The sum of terms, which may lie on several devices."""
+def total(entries: list[Entry]) -> tuple[Tensor, Tensor]:
+    """The sum of terms, which may lie on several devices; and all of them in one tensor."""
     device = entries[-1].value.device
-    return torch.stack([entry.value.to(device) for entry in entries]).sum()
+    together = torch.stack([entry.value.to(device) for entry in entries])
+    return together.sum(), together
+
+
+def total_of(entries: list[Entry], ledger: Ledger) -> Tensor:
+    """The sum of terms that are taken now, which the ledger remembers."""
+    penalty, together = total(entries)
+    ledger.remember(entries, together.detach().unbind())
+    return penalty
 
 
 def applied_by(penalty: Tensor, tickets: list[Ticket]) -> None:

@@ -18,10 +18,12 @@ from attemper.tempering.branches import Branch
 from attemper.tempering.draws import calls_so_far, take_back
 from attemper.tempering.functions import IN_PLACE
 from attemper.tempering.kept_samples import Saver, Unexpected
+from attemper.tempering.known import Known
 from attemper.tempering.layers import Layout
 from attemper.tempering.parts import block_source, map_block, map_branch
 from attemper.tempering.penalties import Control
-from attemper.tempering.residual import Known, Residuals, Sum, tensors
+from attemper.tempering.repeated_sums import KnownSums, RepeatedSums, SumLog
+from attemper.tempering.residual import Add, Residuals, Sum, tensors
 from attemper.tempering.subclassing import Action, site_of
 
 
@@ -32,6 +34,39 @@ class Following(Action):
     """How many sums there were when they were checked last."""
     idle: tuple[str, ...] = ()
     """The attentions of the block that did not run in it then."""
+    known: KnownSums | None = None
+    """What the module did then, if it can be seen to do the same again."""
+    tries: int = 8
+    """How often it may still do something else before nobody expects it any more."""
+    branches: tuple[Branch, ...]
+
+    def followed(
+        self, module: nn.Module, forward: Any, args: Any, kwargs: Any, add: Add
+    ) -> tuple[Any, Residuals | None]:
+        """Run the module and follow its sums; None: they were those of a pass that was checked."""
+        inputs, compiling = tensors(args, kwargs), torch.compiler.is_compiling()
+
+        def start() -> Residuals:
+            log = None if compiling or self.tries == 0 else SumLog(inputs)
+            return Residuals(module, inputs, self.branches, add, log)
+
+        if compiling or self.known is None or self.usual == 0:
+            watch = start()
+            with self.noting(watch, module), watch:
+                out = forward(*args, **kwargs)
+            return out, watch
+        repeated = RepeatedSums(self.known, inputs, add, start)
+        with repeated:
+            out = forward(*args, **kwargs)
+        return out, repeated.end(out)
+
+    def learn(self, watch: Residuals, out: Any) -> None:
+        """Take down what the module did in a pass in which nothing was wrong. out: what it gave."""
+        if torch.compiler.is_compiling():
+            return
+        if self.known is not None:
+            self.tries -= 1
+        self.known = None if watch.log is None or self.tries == 0 else watch.log.known(out)
 
     def noting(self, watch: Residuals, module: nn.Module) -> AbstractContextManager[None]:
         """Context manager: in passes that are checked in full, it notes which branches run."""
@@ -170,9 +205,9 @@ class SkipAction(SumAction):
                 self.refuse(type(module).__name__, IN_CHECKPOINT, False)
             return self.sum(added, drawn, shared)
 
-        watch = Residuals(module, tensors(args, kwargs), self.branches, add)
-        with self.noting(watch, module), watch:
-            out = forward(*args, **kwargs)
+        out, watch = self.followed(module, forward, args, kwargs, add)
+        if watch is None:
+            return out
         if torch.compiler.is_compiling() or not watch.looks_as_usual(out, self.usual):
             reason = watch.problem(out)
             if reason is not None:
@@ -181,6 +216,7 @@ class SkipAction(SumAction):
                 self.usual, self.idle = len(watch.sums), watch.idle
                 if self.saver is not None:
                     self.saver.learn(watch.sums, watch.overwrites, module)
+        self.learn(watch, out)
         return out
 
     def check(self, added: Sum, drawn: Source) -> None:
@@ -216,9 +252,9 @@ class HolderAction(Following):
         drawn: dict[int, Source] = {}
         graph = saves_graph()
         add = functools.partial(self.add, module, drawn, Known(None), graph)
-        watch = Residuals(module, tensors(args, kwargs), self.branches, add)
-        with self.noting(watch, module), watch:
-            out = forward(*args, **kwargs)
+        out, watch = self.followed(module, forward, args, kwargs, add)
+        if watch is None:
+            return out
         if torch.compiler.is_compiling() or not watch.looks_as_usual(out, self.usual):
             reason = watch.problem(out)
             if reason is None and watch.guessed:
@@ -227,6 +263,7 @@ class HolderAction(Following):
                 self.blocks[0].refuse(type(module).__name__, reason, False)
             if not torch.compiler.is_compiling():
                 self.usual = len(watch.sums)
+        self.learn(watch, out)
         return out
 
     def add(self, module: nn.Module, drawn: dict[int, Source], shared: Known, graph: Any, added: Sum) -> Tensor:

@@ -84,22 +84,22 @@ class ModuleState:
     """Attributes that were changed, with what they were."""
 
     def run(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        training = module.training
         for action in self.actions:
-            if not torch.compiler.is_compiling() and module.training and not action.ran:
+            if training and not action.ran and not torch.compiler.is_compiling():
                 action.ran = True
-            if action.acts(module.training):
-                forward = functools.partial(action.around, module, forward)
-                forward = _starred(forward)
+            if action.acts(training):
+                forward = _inside(action, module, forward)
         return forward(*args, **kwargs)
 
 
-def _starred(around: Any) -> Any:
-    """around(args, kwargs) as a function of *args and **kwargs."""
+def _inside(action: Action, module: nn.Module, forward: Any) -> Any:
+    """A module's forward with an action round it."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return around(args, kwargs)
+    def acted(*args: Any, **kwargs: Any) -> Any:
+        return action.around(module, forward, args, kwargs)
 
-    return forward
+    return acted
 
 
 @functools.cache

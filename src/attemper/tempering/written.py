@@ -33,13 +33,13 @@ from attemper.tempering.axes import (
 from attemper.tempering.calls import MULTIPLICATIONS
 from attemper.tempering.draws import note, source
 from attemper.tempering.key_grids import SeenMaps, on_grid
+from attemper.tempering.known import Known
 from attemper.tempering.mesh import is_sharded
 from attemper.tempering.offsets import AttentionShape, attention_offsets
 from attemper.tempering.origins import ADDITIONS, CASTS
 from attemper.tempering.products import ADDED, Product, read_product
 from attemper.tempering.projected import ProjectionWatch
 from attemper.tempering.readings import Reading, read_logits
-from attemper.tempering.residual import Known
 from attemper.tempering.shards import Held, refuse_nested
 from attemper.tempering.witness import note_padding
 

@@ -84,6 +84,8 @@ def in_autocasts_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     if not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
+    if q.dtype == dtype and k.dtype == dtype and v.dtype == dtype:
+        return q, k, v
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 

@@ -17,13 +17,14 @@ from attemper.kernels.attention.launch_arguments import (
     penalty_gradient_arguments,
     table_arguments,
 )
-from attemper.kernels.attention.launches import backward_launches, forward_launches
-from attemper.kernels.attention.mask_gradients import mask_gradient, shares
+from attemper.kernels.attention.launches import backward_launches, forward_launches, stats_shapes
+from attemper.kernels.attention.mask_gradients import mask_gradient
 from attemper.kernels.common.direct import is_aligned
-from attemper.kernels.common.dropping import KEYS, NOTHING, drops_weights
+from attemper.kernels.common.dropping import KEYS, NOTHING
 from attemper.kernels.common.eager import is_plain, transformed
 from attemper.kernels.common.flops import attention_backward_flops, attention_flops, counted_by
-from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, on_device, strided, token_major, unit_stride
+from attemper.kernels.common.launch import DEVICES, LOG2E, on_device, token_major, unit_stride
+from attemper.ops.announced import announced
 
 OTHERS = (
     "Tensor? mask, Tensor? table, float scale, bool causal, Tensor? tops=None, Tensor? cuts=None, Tensor? hard=None, "
@@ -41,6 +42,7 @@ torch.library.define(
 )
 
 
+@announced("attention")
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
@@ -65,39 +67,35 @@ def fused_attention(
     return out
 
 
-def _stats(q: Tensor, table: Tensor | None, drop: int) -> tuple[Tensor, Tensor]:
-    batch, heads, tokens, _ = q.shape
-    groups = (tokens + FLAG_ROWS - 1) // FLAG_ROWS
-    planes = 1 if table is None else 2 + drops_weights(drop)
-    stats = q.new_empty((planes, batch, heads, groups * FLAG_ROWS), dtype=torch.int32)
-    return stats, q.new_empty((batch, heads, groups), dtype=torch.int32)
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, table: Tensor | None, scale: float, causal: bool,
     tops: Tensor | None = None, cuts: Tensor | None = None, hard: Tensor | None = None, fill: str = "none",
     drop: int = KEYS,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, stats and flags."""
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    out = token_major(q, q.shape[1], q.shape[2], v.shape[3])
-    stats, flags = _stats(q, table, drop)
-    if out.numel() == 0:
-        return out, stats, flags
-    heads, words = q.shape[1], stats[-1]
+    if 0 in q.shape or 0 in v.shape:
+        return forward_fake(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
     masked, kind = mask_arguments(mask, tops, q)
-    dropping = NOTHING if table is None else drop
-    main, repair = forward_launches(q, k, v, mask, kind, dropping, causal, fill)
+    settings = (mask, kind, NOTHING if table is None else drop, causal, fill)
+    found = forward_launches(q, k, v, *settings)
+    if found is None:
+        q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+        return forward(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
+    device = q.device
+    out = torch.empty_strided(found.out_shape, found.out_strides, dtype=q.dtype, device=device)
+    stats = torch.empty(found.stats_shape, dtype=torch.int32, device=device)
+    flags = torch.empty(found.flags_shape, dtype=torch.int32, device=device)
+    planes = stats.unbind(0)
     arguments = (
-        strided(q), strided(k), strided(v), strided(out), (stats, words, flags, shares(stats)),
-        table_arguments(table, hard, cuts, stats), masked, (heads, heads // k.shape[1], q.shape[2], k.shape[2]),
-        scale * LOG2E,
+        (q, *found.q), (k, *found.k), (v, *found.v), (out, *found.out),
+        (stats, planes[-1], flags, planes[1] if len(planes) == 3 else stats),
+        table_arguments(table, hard, cuts, stats), masked, found.sizes, scale * LOG2E,
     )  # fmt: skip
-    aligned = is_aligned(q, k, v, out, stats, words, shares(stats), flags, table, hard, cuts, mask, tops)
+    aligned = is_aligned(q, k, v, table, hard, cuts, mask, tops)  # what was just made is
     with on_device(q):
-        main(aligned, *arguments)
-        if repair is not None:
-            repair(aligned, *arguments, flags.numel())
+        found.main(aligned, *arguments)
+        if found.repair is not None:
+            found.repair(aligned, *arguments, found.flags)
     return out, stats, flags
 
 
@@ -119,46 +117,52 @@ def backward_into(
 
     penalty_gradients: what penalties add to them. dlse: (B, H, Nq), the gradient of the natural log-sum-exps.
     """
-    q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
-    heads, nq, nk = q.shape[1], q.shape[2], k.shape[2]
     if out.numel() == 0:
         for grad in grads:
             grad.zero_()
         return
-    group, words = heads // k.shape[1], stats[-1]
     masked, kind = mask_arguments(mask, tops, q)
-    tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
     penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
-    q_rows, k_rows, v_rows, dout_rows, out_rows = strided(q), strided(k), strided(v), strided(dout), strided(out)
-    dq_rows, dk_rows, dv_rows = (strided(t) for t in grads)
-    dropping, left = NOTHING if table is None else drop, shares(stats)
-    launches = backward_launches(
-        q, k, v, (dout, out, *grads), mask, kind, dropping, causal, fill, dlse is None, penalty_constants
-    )
-    aligned = is_aligned(
-        q, k, v, dout, out, *grads, stats, words, left, flags, table, hard, cuts, mask, tops, *penalty_tensors
-    )
+    found = backward_launches(
+        q, k, v, (dout, out, *grads), mask, kind, NOTHING if table is None else drop, causal, fill, dlse is None,
+        penalty_constants,
+    )  # fmt: skip
+    if found is None:
+        q, k, v, dout = unit_stride(q), unit_stride(k), unit_stride(v), unit_stride(dout)
+        backward_into(
+            grads, dout, q, k, v, out, stats, flags, mask, table, scale, causal, tops, cuts, hard, fill, drop,
+            penalty_gradients=penalty_gradients, dlse=dlse,
+        )  # fmt: skip
+        return
+    planes = stats.unbind(0)
+    words, left = planes[-1], planes[1] if len(planes) == 3 else stats
+    q_rows, k_rows, v_rows, dout_rows, out_rows = (
+        (q, *found.q), (k, *found.k), (v, *found.v), (dout, *found.dout), (out, *found.out),
+    )  # fmt: skip
+    dq_rows, dk_rows, dv_rows = (grads[0], *found.dq), (grads[1], *found.dk), (grads[2], *found.dv)
+    tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
+    aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalty_tensors)
     with on_device(q):
-        if launches.whole is not None:
-            launches.whole(
+        if found.whole is not None:
+            found.whole(
                 aligned, q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows,
-                (stats, words, flags, left), tables, masked, penalty_tensors, heads, scales,
+                (stats, words, flags, left), tables, masked, penalty_tensors, found.sizes[0], scales,
             )  # fmt: skip
             return
         pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
-        saved, sizes = (words, pairs), (heads, group, nq, nk)
-        launches.delta(aligned, out_rows, dout_rows, stats, left, pairs, heads, nq)
+        saved, (heads, _, nq, _) = (words, pairs), found.sizes
+        found.delta(aligned, out_rows, dout_rows, stats, left, pairs, heads, nq)
         if dlse is not None:  # the gradient of a logit is its weight times (dP − delta), or here (dP + dlse − delta)
             deltas = pairs.view(torch.float32)[..., 1 : 2 * nq : 2]  # the high halves
             deltas -= dlse
-        launches.main(
+        found.main(
             aligned, q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked,
-            penalty_tensors, sizes, scales,
+            penalty_tensors, found.sizes, scales,
         )  # fmt: skip
         if table is not None:
-            launches.spared(
-                aligned, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked, sizes,
-                scales, launches.share, flags.numel(),
+            found.spared(
+                aligned, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked,
+                found.sizes, scales, found.share, flags.numel(),
             )  # fmt: skip
 
 
@@ -168,7 +172,9 @@ def forward_fake(
     drop: int = KEYS,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """What `forward` gives, empty."""
-    return (token_major(q, q.shape[1], q.shape[2], v.shape[3]), *_stats(q, table, drop))
+    stats, flags = stats_shapes(q, NOTHING if table is None else drop)
+    out = token_major(q, q.shape[1], q.shape[2], v.shape[3])
+    return out, q.new_empty(stats, dtype=torch.int32), q.new_empty(flags, dtype=torch.int32)
 
 
 def backward_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:

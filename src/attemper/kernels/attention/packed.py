@@ -16,6 +16,7 @@ from attemper.kernels.attention.operators import OTHERS
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.flops import counted_by, packed_backward_flops, packed_flops
 from attemper.kernels.common.launch import DEVICES
+from attemper.ops.announced import announced
 
 torch.library.define(
     "attemper::packed_or_fused_attention", f"(Tensor qkv, Tensor q, Tensor k, Tensor v, {OTHERS}) -> Tensor"
@@ -72,6 +73,7 @@ def views(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+@announced("attention")
 def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
     """`fused_attention` of q, k and v, in one piece if they are the parts of qkv.
 
@@ -79,7 +81,7 @@ def either(qkv: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor
     memory is whose.
     """
     out: Tensor
-    if is_plain(q) and is_plain(qkv):
+    if is_plain(q, qkv):
         if not lie_in(qkv, q, k, v):
             return operators.fused_attention(q, k, v, *others)
         out = DirectPackedAttention.apply(qkv, q.shape[1], (q, k, v), *operators.filled(others))

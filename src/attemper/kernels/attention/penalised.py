@@ -21,8 +21,9 @@ from attemper.kernels.common.flops import counted_by, grams_flops, packed_backwa
 from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
-from attemper.kernels.penalties.outputs import square_and_sums, totals
+from attemper.kernels.penalties.outputs import square_of_rows, totals
 from attemper.kernels.penalties.passing import bias_gradient
+from attemper.ops.announced import announced
 
 WANTED = "bool values, bool logits"
 torch.library.define(
@@ -41,6 +42,7 @@ torch.library.define(
 )
 
 
+@announced("attention")
 def with_squares(
     qkv: Tensor, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor, values: float, logits: float, *others: Any
 ) -> tuple[Tensor, ...]:
@@ -50,7 +52,7 @@ def with_squares(
     values, logits: factors of ‖V − b_v‖² and of ‖(Q − b_q)(K − b_k)ᵀ‖²; 0: that one is not asked for. Behind the
         output comes one number for each that is, in this order.
     """
-    if is_plain(q) and is_plain(qkv) and lie_in(qkv, q, k, v):
+    if is_plain(q, qkv) and lie_in(qkv, q, k, v):
         results: tuple[Tensor, ...] = DirectPenalisedAttention.apply(
             qkv, bias, q.shape[1], values, logits, (q, k, v), *operators.filled(others)
         )
@@ -96,7 +98,9 @@ def _squares(
     begin = qkv.shape[2] // 3 * 2
     squares, sums, grams, shifts = [], [], None, None
     if values:
-        square, columns = square_and_sums(qkv[..., begin:], None if bias is None else bias[begin:], values)
+        given = qkv if qkv.is_contiguous() else qkv.contiguous()
+        own = None if bias is None else bias[begin:]
+        square, columns = square_of_rows(given[..., begin:], qkv.shape[2], own, values)
         squares, sums = [square], [columns]
     if logits:
         each, grams, of_samples, shifts = squares_and_grams(qkv, bias, heads)

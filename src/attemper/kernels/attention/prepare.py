@@ -16,7 +16,7 @@ from attemper.kernels.common.flops import counted_by, logits_flops
 from attemper.kernels.common.launch import DEVICES, FLAG_ROWS, LOG2E, launch, on_device, strided, unit_stride
 from attemper.kernels.common.plans import WHOLE_KEYS, cuts_plan, is_static, kind_of, maxima_plan, padded, tail
 from attemper.kernels.common.products import products
-from attemper.ops.stream import Stream, signed
+from attemper.ops.stream import Stream, all_signed
 
 SPAN = 16  # flags that one program looks at
 
@@ -94,7 +94,7 @@ def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *
         remember(_tables, key, found)
     with on_device(seed):
         given = table if limit is None else limit
-        found(is_aligned(seed, given), seed, given, table, threshold, keys, *map(signed, numbers))
+        found(is_aligned(seed, given), seed, given, table, threshold, keys, *all_signed(numbers))
     return table
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attemper.kernels.common.flops import tell_counter
+
 MOST = 4_096
 """Compiled calls that are remembered. Data of ever new shapes would fill the memory of the host."""
 
@@ -48,6 +50,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     key = tuple(kinds)
     found = _known.get(key)
     if found is None or _is_watched():
+        tell_counter()  # now that Triton is loaded anyway
         compiled = kernel[grid](*arguments, **constants)
         if found is None and hasattr(compiled, "packed_metadata"):
             found = Compiled(compiled, _constants_in_order(kernel, len(arguments), constants))
@@ -159,4 +162,7 @@ def _hooks() -> Any:
 def _is_watched() -> bool:
     """Whether a profiler wants to be told of launches, which Triton does."""
     enter = _hooks().launch_enter_hook
-    return bool(getattr(enter, "calls", enter))
+    try:
+        return bool(enter.calls)
+    except AttributeError:
+        return bool(enter)

@@ -11,8 +11,8 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether nobody but autograd takes part in what is done to a tensor.
+def is_plain(x: Tensor, other: Tensor | None = None) -> bool:
+    """Whether nobody but autograd takes part in what is done to a tensor, or to two.
 
     A compiler, torch.func, forward-mode differentiation, a dispatch mode (one that counts operations, say) and
     subclasses of tensors see operators, and see nothing of a kernel that is launched directly.
@@ -20,6 +20,7 @@ def is_plain(x: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and type(x) in PLAIN
+        and (other is None or type(other) in PLAIN)
         and torch._C._len_torch_dispatch_stack() == 0
         and not torch._C._are_functorch_transforms_active()
         and torch.autograd.forward_ad._current_level < 0

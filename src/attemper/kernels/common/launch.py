@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.common.direct import launch
-from attemper.kernels.common.flops import tell_counter
 
 __all__ = ["DEVICES", "FLAG_ROWS", "LOG2E", "launch", "on_device", "precision", "strided", "token_major", "unit_stride"]
 FLAG_ROWS = 16
@@ -19,7 +18,6 @@ DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
 
 def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
     """A context in which kernels are launched on the device of `t`."""
-    tell_counter()  # now that Triton is loaded anyway
     if not t.is_cuda or torch.cuda.current_device() == t.get_device():
         return HERE
     return torch.cuda.device(t.device)

@@ -10,7 +10,7 @@ from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, r
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.launch import DEVICES, launch, on_device, strided, token_major, unit_stride
 from attemper.kernels.common.plans import is_static, padded
-from attemper.ops.stream import Stream, signed
+from attemper.ops.stream import Stream, all_signed
 
 TOKENS = 64
 """Tokens that one program moves."""
@@ -97,7 +97,8 @@ def _launch_blur(
     block = _blur_block(e, grid)
     samples = max(1, (2**31 - block) // (heads * n))  # tokens are counted in 32 bits
     known = None if real is None else real.view(torch.uint8)
-    numbers = (sigma, tuple(grid), signed(site), signed(path))
+    site, path = all_signed((site, path))
+    numbers = (sigma, tuple(grid), site, path)
     with on_device(x):
         if samples >= batch:
             _blur_samples(x, out, inverse, known, seed, numbers, w, causal, transposed)
@@ -233,7 +234,7 @@ def _draw_order(
     if order.numel():
         arguments = (
             seed, (order, rank, kept.view(torch.uint8)), (sets, keys, count), 0 if limit is None else limit,
-            *map(signed, numbers),
+            *all_signed(numbers),
         )  # fmt: skip
         with on_device(seed):
             if keys <= SORTED:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
 from attemper.kernels.common.launch import on_device
-from attemper.ops.stream import Stream, signed, threshold
+from attemper.ops.stream import Stream, all_signed, threshold
 
 HELD = 2048
 """Elements of a program."""
@@ -42,7 +42,7 @@ def keep(stream: Stream, shape: Sequence[int], p: float) -> Tensor:
     with on_device(seed):
         found(
             is_aligned(seed, mask), seed, mask.view(torch.uint8), threshold(p), heads, queries, keys, rows,
-            *map(signed, numbers),
+            *all_signed(numbers),
         )  # fmt: skip
     return mask
 
@@ -68,5 +68,5 @@ def uniform(stream: Stream) -> Tensor:
         found = Launch(uniform_kernel, 1, seed.get_device(), num_warps=1)
         remember(_uniforms, seed.get_device(), found)
     with on_device(seed):
-        found(is_aligned(seed, out), seed, out, signed(stream.site), signed(stream.path))
+        found(is_aligned(seed, out), seed, out, *all_signed((stream.site, stream.path)))
     return out

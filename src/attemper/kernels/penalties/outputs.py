@@ -3,17 +3,17 @@
 For code that is not compiled: a compiler takes the squares where it reads the output anyway.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
+from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
 from attemper.kernels.common.launch import DEVICES, launch, on_device
 
 ROWS = 256  # that one program sums
 TILE = {"BM": 64, "BN": 128}
-_squares: dict[Any, Launch] = memory()
+_squares: dict[Any, "SquareLaunches"] = memory()
 _totals: dict[Any, Launch] = memory()
 
 torch.library.define("attemper::output_square", "(Tensor out, Tensor bias) -> (Tensor, Tensor)")
@@ -32,26 +32,48 @@ def as_rows(out: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
+class SquareLaunches(NamedTuple):
+    """The kernels that take a square: of blocks of rows, and their totals. sums, squares: the shapes of the former."""
+
+    blocks: Launch
+    totals: Launch
+    sums: tuple[int, int]
+    squares: tuple[int, int]
+
+
 def square_and_sums(out: Tensor, bias: Tensor | None, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """factor · ‖out − b‖², and the sums of the columns of out − b, in float32: out (B, N, …), bias (…)."""
-    x = as_rows(out)
-    rows, cols = x.shape
-    blocks, across = -(-rows // ROWS), -(-cols // TILE["BN"])
-    sums = x.new_empty((blocks, cols), dtype=torch.float32)
-    squares = x.new_empty((blocks, across), dtype=torch.float32)
+    rows = as_rows(out)
+    square, total = square_of_rows(rows, rows.stride(0), bias, factor)
+    return square, total.view(out.shape[2:])
+
+
+def square_of_rows(x: Tensor, step: int, bias: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+    """The same of x (…, columns): rows whose elements lie side by side, each `step` elements behind the one before."""
+    cols, device = x.shape[-1], x.device
+    rows = x.numel() // cols
     bias = None if bias is None else bias.contiguous()
-    key = (*layout(x, bias), x.get_device())
+    key = (rows, cols, step, x.dtype, None if bias is None else bias.dtype, x.get_device())
     found = _squares.get(key)
     if found is None:
-        from attemper.kernels.penalties.kernels import square_kernel
-
-        constants = {"BIAS": bias is not None, "PER": ROWS, **TILE}
-        found = Launch(square_kernel, (blocks, across), x.get_device(), **constants, num_warps=8)
+        found = _plan_squares(rows, cols, x, bias)
         remember(_squares, key, found)
+    sums = torch.empty(found.sums, dtype=torch.float32, device=device)
+    squares = torch.empty(found.squares, dtype=torch.float32, device=device)
+    total, square = torch.empty(cols, dtype=torch.float32, device=device), sums.new_empty(())
     with on_device(x):
-        found(is_aligned(x, bias), x, x if bias is None else bias, sums, squares, x.stride(0), rows, cols)
-    square, total = totals(squares, sums, factor)
-    return square, total.view(out.shape[2:])
+        found.blocks(is_aligned(x, bias), x, x if bias is None else bias, sums, squares, step, rows, cols)
+        found.totals(True, sums, squares, total, square, found.sums[0], cols, squares.numel(), factor)
+    return square, total
+
+
+def _plan_squares(rows: int, cols: int, x: Tensor, bias: Tensor | None) -> SquareLaunches:
+    from attemper.kernels.penalties.kernels import square_kernel
+
+    blocks, across, device = -(-rows // ROWS), -(-cols // TILE["BN"]), x.get_device()
+    constants = {"BIAS": bias is not None, "PER": ROWS, **TILE}
+    first = Launch(square_kernel, (blocks, across), device, **constants, num_warps=8)
+    return SquareLaunches(first, _plan_totals(cols, device), (blocks, cols), (blocks, across))
 
 
 def _square(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,14 +87,17 @@ def totals(squares: Tensor, sums: Tensor, factor: float = 1.0) -> tuple[Tensor, 
     key = (rows, cols, squares.numel(), sums.get_device())
     found = _totals.get(key)
     if found is None:
-        from attemper.kernels.penalties.kernels import totals_kernel
-
-        constants = {"BM": 128, "BN": 16, "LONG": 1024}
-        found = Launch(totals_kernel, (-(-cols // 16) + 1, 1), sums.get_device(), **constants, num_warps=4)
+        found = _plan_totals(cols, sums.get_device())
         remember(_totals, key, found)
     with on_device(sums):
         found(is_aligned(sums, squares), sums, squares, total, square, rows, cols, squares.numel(), factor)
     return square, total
+
+
+def _plan_totals(cols: int, device: int) -> Launch:
+    from attemper.kernels.penalties.kernels import totals_kernel
+
+    return Launch(totals_kernel, (-(-cols // 16) + 1, 1), device, BM=128, BN=16, LONG=1024, num_warps=4)
 
 
 def _square_fake(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

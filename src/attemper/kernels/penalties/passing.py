@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnmetError
-from attemper.kernels.common.direct import Launch, is_aligned, layout, memory, remember
-from attemper.kernels.common.launch import launch, on_device
-from attemper.kernels.penalties.outputs import TILE, square_and_sums
+from attemper.kernels.common.direct import Launch, is_aligned, memory, remember
+from attemper.kernels.common.launch import on_device
+from attemper.kernels.penalties.outputs import TILE, as_rows, square_of_rows
+from attemper.ops.announced import announced
 
 __all__ = ["Untouched", "bias_gradient", "passed_square"]
 
 _backwards: dict[Any, Launch] = memory()
+_biases: dict[Any, Launch] = memory()
 
 
 class Untouched:
@@ -29,6 +31,7 @@ class Untouched:
         self.known = False
 
 
+@announced("same")
 def passed_square(out: Tensor, bias: Tensor | None, factor: float, untouched: Untouched) -> tuple[Tensor, Tensor]:
     """The output, and factor · ‖out − b‖² in float32: out (…, columns), bias (columns,).
 
@@ -46,7 +49,7 @@ class PassedSquare(torch.autograd.Function):
     def forward(
         ctx: Any, out: Tensor, bias: Tensor | None, factor: float, untouched: Untouched
     ) -> tuple[Tensor, Tensor]:
-        term, columns = square_and_sums(_as_rows(out)[None], bias, factor)
+        term, columns = square_of_rows(*_rows(out), bias, factor)
         # The same memory, but no view of the input: the model may write into it, which its version tells.
         passed = out.data
         ctx.set_materialize_grads(False)
@@ -102,34 +105,40 @@ class Valued(torch.autograd.Function):
         return grad, None
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    """(rows, columns), a copy only where the elements of a row do not lie side by side."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+def _rows(x: Tensor) -> tuple[Tensor, int]:
+    """Rows whose elements lie side by side, and how far they are from each other; a copy only where there are none."""
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    rows = as_rows(x[None])
+    return rows, rows.stride(0)
 
 
 def _gradients(
     out: Tensor, bias: Tensor | None, columns: Tensor, dout: Tensor | None, dterm: Tensor, factor: float
 ) -> tuple[Tensor, Tensor | None]:
     """What the output and its bias get, in one launch."""
-    x, grad = _as_rows(out), torch.empty(out.shape, dtype=out.dtype, device=out.device)
-    more = None if dout is None else _as_rows(dout)
+    (x, step), grad = _rows(out), torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    more, more_step = (None, 0) if dout is None else _rows(dout)
     bias = None if bias is None else bias.contiguous()
     dbias = None if bias is None else torch.empty_like(bias)
-    key = (*layout(x, bias, more), x.get_device())
+    cols = x.shape[-1]
+    rows = x.numel() // cols
+    key = (
+        rows, cols, step, x.dtype, None if bias is None else bias.dtype,
+        more_step, None if more is None else more.dtype, x.get_device(),
+    )  # fmt: skip
     found = _backwards.get(key)
     if found is None:
         from attemper.kernels.penalties.passing_kernels import passed_kernel
 
-        grid = -(-x.shape[0] // TILE["BM"]), -(-x.shape[1] // TILE["BN"])
+        grid = -(-rows // TILE["BM"]), -(-cols // TILE["BN"])
         constants = {"BIAS": bias is not None, "ADD": more is not None, **TILE}
         found = Launch(passed_kernel, grid, x.get_device(), **constants, num_warps=8)
         remember(_backwards, key, found)
     with on_device(x):
         found(
             is_aligned(x, bias, more, dterm, columns), x, x if bias is None else bias, x if more is None else more,
-            dterm, columns, grad, columns if dbias is None else dbias, x.stride(0),
-            0 if more is None else more.stride(0), x.shape[0], x.shape[1], 2 * factor,
+            dterm, columns, grad, columns if dbias is None else dbias, step, more_step, rows, cols, 2 * factor,
         )  # fmt: skip
     return grad, dbias
 
@@ -141,13 +150,16 @@ def bias_gradient(factors: Tensor, sums: Tensor, values: bool, logits: bool, bia
     factors: what the gradient of each square is multiplied with, that of V first. sums: of the columns that it is then
         multiplied with, those of V first, then of Q and K.
     """
-    from attemper.kernels.penalties.passing_kernels import bias_kernel
-
     grad = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     third = bias.shape[0] // 3
+    key = (third, bias.dtype, bias.get_device(), values, logits)
+    found = _biases.get(key)
+    if found is None:
+        from attemper.kernels.penalties.passing_kernels import bias_kernel
+
+        constants = {"VALUES": values, "LOGITS": logits, "BLOCK": 256}
+        found = Launch(bias_kernel, -(-3 * third // 256), bias.get_device(), **constants, num_warps=4)
+        remember(_biases, key, found)
     with on_device(bias):
-        launch(
-            bias_kernel, (-(-3 * third // 256),),
-            factors, sums, grad, third, VALUES=values, LOGITS=logits, BLOCK=256, num_warps=4,
-        )  # fmt: skip
+        found(is_aligned(factors, sums), factors, sums, grad, third)
     return grad

@@ -11,6 +11,7 @@ from attemper.kernels.attention.prepare import drop_table
 from attemper.kernels.common.dropping import NOTHING, drop_code, drops_weights
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.common.launch import DEVICES, launch, on_device
+from attemper.ops.announced import announced
 from attemper.ops.perturbation import Drawn
 from attemper.ops.stream import live_threshold
 
@@ -46,12 +47,18 @@ def perturbed_softmax(logits: Tensor, drawn: Drawn, dtype: torch.dtype) -> Tenso
         elif hit is not None:
             largest, fill, shared = hit.count, hit.fill, hit.shared
             hard = drop_table(stream.for_all_heads() if shared else stream, live_threshold(hit.p, device), keys)
-    arguments = (logits, dtype, table, hard, largest, code, first, fill, shared)
-    weights: Tensor = (
-        DirectSoftmax.apply(*arguments) if is_plain(logits) else torch.ops.attemper.perturbed_softmax(*arguments)[0]
-    )
+    weights = _weights(logits, dtype, table, hard, largest, code, first, fill, shared)
     for method, stream in drawn:
         weights = method.perturb_heads(weights, stream)
+    return weights
+
+
+@announced("attention")
+def _weights(logits: Tensor, *others: Any) -> Tensor:
+    direct = is_plain(logits)
+    weights: Tensor = (
+        DirectSoftmax.apply(logits, *others) if direct else torch.ops.attemper.perturbed_softmax(logits, *others)[0]
+    )
     return weights
 
 
