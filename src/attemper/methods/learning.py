@@ -246,7 +246,8 @@ class LearnableRate(Scheduled, Perturbation, Learnable):
     def value_term(self, value: Tensor) -> Tensor:
         """−entropy · H(p), the mean over heads."""
         p = bounded(value, MOST)
-        term: Tensor = -self.entropy * (torch.special.entr(p) + torch.special.entr(1 - p)).mean()
+        # Not by torch.special.entr, which CUDA compiles when it first runs: a graph that is being captured cannot wait.
+        term: Tensor = self.entropy * (p * p.log() + (1 - p) * (1 - p).log()).mean()
         return term
 
     # ------------------------------------------------------------------------------------------------ what is softened

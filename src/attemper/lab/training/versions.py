@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-RESULTS = 3
+RESULTS = 4
 """Counts up whenever a run of the same description comes to another result than before, by a change of ours: of the
 random stream, a method, a task, the training loop or a metric."""
 
