@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.plain_blocks import HEADS, WIDTH, Attention, Block, model_of, tokens
 from torch import Tensor, nn
 
 import attemper
 from attemper.errors import UnmetError
+from plain_blocks import HEADS, WIDTH, Attention, Block, model_of, tokens
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

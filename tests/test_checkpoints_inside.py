@@ -7,13 +7,13 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.plain_blocks import Attention, Block, model_of, tokens
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.utils.checkpoint import checkpoint
 
 import attemper
 from attemper.errors import UnmetError, UnsupportedError
+from plain_blocks import Attention, Block, model_of, tokens
 
 
 class Inside(Attention):

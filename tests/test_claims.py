@@ -190,7 +190,7 @@ def test_a_live_process_keeps_its_run_whatever_the_clock_does(
     claim.check()
     holder = other.holder("run")
     assert holder is not None
-    assert (holder.alive, holder.certain, holder.heard) == (True, True, True)
+    assert (holder.alive, holder.certain, holder.fresh) == (True, True, True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -222,7 +222,7 @@ def test_an_old_heartbeat_says_nothing_to_whoever_looks_for_the_first_time(tmp_p
     beat(claims, "run", time.time() - 3600)
     holder = claims.holder("run")
     assert holder is not None
-    assert (holder.alive, holder.certain, holder.heard) == (True, False, False)
+    assert (holder.alive, holder.certain, holder.fresh) == (True, False, False)
 
 
 def test_a_number_that_was_given_out_again_belongs_to_another_process(tmp_path: Path) -> None:

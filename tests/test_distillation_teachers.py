@@ -180,7 +180,7 @@ def test_an_estimate_needs_no_download() -> None:
     assert open_teacher(with_untrained_teacher(budget), InputShape(3, 32, 32, 10)).training is False
     assert with_untrained_teacher(Budget()) == Budget()
     plan = Path(__file__).parents[1] / "plans" / "deit-small-distilled.yaml"
-    teacher = EstimateCommand(plan=plan, images=2000)._plan().budget.teacher
+    teacher = EstimateCommand(plan=plan, images=2000).planned().budget.teacher
     assert teacher == "timm:regnety_160.deit_in1k(pretrained=False)"
 
 

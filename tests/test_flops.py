@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,17 +101,23 @@ def test_the_search_for_the_largest_logits_counts_once() -> None:
     assert counted(act) == PAIRS * E
 
 
+class IdleKernel:
+    """Is launched as kernels are, and does nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[[], None]:
+        return lambda: None
+
+
 def test_a_counter_that_is_loaded_late_is_told_at_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.flop_counter import flop_registry
 
-    from attemper.kernels.common import flops
-    from attemper.kernels.common.launch import on_device
+    from attemper.kernels.common import direct, flops
 
     monkeypatch.setattr(flops, "COUNTER", "nowhere")
     monkeypatch.delitem(flop_registry, OURS.fused_attention)
     flops.counted_by(OURS.fused_attention, flops.attention_flops)
     assert OURS.fused_attention not in flop_registry
-    on_device(torch.zeros(1))
+    direct.launch(IdleKernel(), (1,))
     assert OURS.fused_attention in flop_registry
 
 

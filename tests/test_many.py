@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_the_page_names_tasks_recipes_and_verdicts_and_lets_nothing_through(foun
     text = html.unescape(render(found))
     for task in found["tasks"]:
         assert task["title"] in text
-        assert task["verdict"] in text
+        assert task["verdict"].replace("`", "") in re.sub("</?code>", "", text)
     for row in found["recipes"]:
         assert row["name"] in text
     assert "6 recipes on 3 tasks" in text

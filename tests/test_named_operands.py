@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plain_blocks import HEADS, WIDTH, model_of, tokens
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import attemper
 from attemper.tempering.operands import NAMES, in_order
+from plain_blocks import HEADS, WIDTH, model_of, tokens
 
 NAMED = {
     torch.matmul: ("input", "other"), torch.bmm: ("input", "mat2"), torch.addmm: ("input", "mat1", "mat2"),

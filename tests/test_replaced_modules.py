@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 import torch
-from tests.plain_blocks import Attention, Block, Mlp, model_of, tokens
 from torch import nn
 
 import attemper
 from attemper.errors import UnmetError
+from plain_blocks import Attention, Block, Mlp, model_of, tokens
 
 PARTS = {
     "attn": ("dropkey(0.5)", "explicit(v=1)", "drophead(0.5)"),

@@ -173,8 +173,9 @@ def test_a_run_that_goes_on_under_another_torch_needs_to_be_told_and_says_so(
     here = dataclasses.replace(chosen, versions=torch_is("2.12.0"))
     with pytest.raises(VersionsError) as caught:
         run(here, task, folder=tmp_path)
-    assert f"{CHECKPOINT}' was made under results 3, torch 2.11, and here are results 3, torch 2.12" in str(
-        caught.value
+    assert (
+        f"{CHECKPOINT}' was made under results {RESULTS}, torch 2.11, and here are results {RESULTS}, torch 2.12"
+        in str(caught.value)
     )
     assert contents(tmp_path) == before
     result = run(here, task, folder=tmp_path, accept_versions=True)
@@ -186,7 +187,7 @@ def test_a_finished_result_of_another_torch_is_not_written_over(tmp_path: Path, 
     torch_is("2.11.0")
     put("result.json", tmp_path, Owner(spec(), "data"))
     torch_is("2.12.0")
-    with pytest.raises(VersionsError, match=r"result.json' was made under results 3, torch 2.11"):
+    with pytest.raises(VersionsError, match=rf"result.json' was made under results {RESULTS}, torch 2.11"):
         take_folder(tmp_path, spec(), "data")
     take_folder(tmp_path, spec(), "data", accept_versions=True)
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.plain_blocks import HEADS, WIDTH, Block, model_of, tokens
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attemper
 from attemper.methods.drophead import drophead
+from plain_blocks import HEADS, WIDTH, Block, model_of, tokens
 
 RECIPES = (
     "dropkey(0.5)", "dropkey(0.4, share=heads)", "dropkey(learn)", "hardmask(0.5, k=2)", "blur(learn)", "drophead(0.5)",

@@ -59,7 +59,7 @@ def test_refusals_name_what_is_unsupported() -> None:
     assert _reason([DropKey(0.1)], mask=torch.zeros(4, 4)) == ""
     assert _reason([DropKey(0.1)], mask=torch.zeros(4, 4, requires_grad=True)) == ""
     assert "all queries or all keys share" in _reason([DropKey(0.1)], mask=torch.zeros(1, 4, requires_grad=True))
-    assert "boolean mask that differs between queries" in _reason([Blur()], mask=torch.ones(4, 4, dtype=torch.bool))
+    assert "boolean mask that differs between queries" in _reason([Blur()], mask=torch.eye(4, dtype=torch.bool))
     assert _reason([DropAttention(0.1)]) == ""
     assert "dropattention" in _reason([DropAttention(0.1, unit="column", w=3)])
     assert "share=queries" in _reason([DropKey(0.1, share="queries")])

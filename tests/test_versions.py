@@ -32,6 +32,9 @@ from study_fakes import FakeEngine, make_plan, make_result
 
 Switch = Callable[[str], Versions]
 
+OLDER, NEWER = (f"results {RESULTS}, torch {torch}" for torch in ("2.11", "2.12"))
+"""As they are told."""
+
 
 @pytest.fixture
 def torch_is(monkeypatch: pytest.MonkeyPatch) -> Switch:
@@ -90,12 +93,15 @@ def test_a_study_under_another_torch_says_so_and_needs_to_be_told(tmp_path: Path
     torch_is("2.12.0")
     with pytest.raises(VersionsError) as caught:
         opened(tmp_path).prepare()
-    assert "2 results made under results 3, torch 2.11, and here are results 3, torch 2.12" in str(caught.value)
+    assert f"2 results made under {OLDER}, and here are {NEWER}" in str(caught.value)
     assert "--accept-versions" in str(caught.value)
     assert status_of(opened(tmp_path)).notes == (), "looking is free, and nothing is mixed yet"
 
     study = opened(tmp_path, accept_versions=True)
-    assert "mixes results made under results 3, torch 2.11 and results 3, torch 2.12" in study.prepare()[0]
+    assert (
+        f"mixes results made under results {RESULTS}, torch 2.11 and results {RESULTS}, torch 2.12"
+        in study.prepare()[0]
+    )
     study.work()
     assert len(study.results()) == 6, "what was there is kept"
     assert opened(tmp_path).versions == (Versions(RESULTS, "2.11"), Versions(RESULTS, "2.12"))
@@ -111,12 +117,12 @@ def test_mixed_versions_are_seen_in_status_summary_export_and_page(tmp_path: Pat
     study = opened(tmp_path, accept_versions=True)
     study.prepare()
     study.work()
-    line = "2 runs under results 3, torch 2.11; 4 runs under results 3, torch 2.12"
+    line = f"2 runs under {OLDER}; 4 runs under {NEWER}"
     summary = summarise(study)
     assert line in status_of(study).notes[0]
     assert line in to_markdown(summary)
     assert line in render(summary)
-    assert ",results 3 torch 2.11 and results 3 torch 2.12," in to_csv(summary)
+    assert f",{OLDER} and {NEWER},".replace("results 4, ", "results 4 ") in to_csv(summary)
     assert line in text_of(status_of(study))
 
 

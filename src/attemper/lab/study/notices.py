@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from attemper.lab.study.store import Result
 from attemper.lab.study.study import Study
-from attemper.lab.training.versions import listed, versions_of
+from attemper.lab.training.versions import age, listed, versions_of
 
 
 def notices(study: Study, results: Iterable[Result]) -> list[str]:
@@ -14,8 +14,8 @@ def notices(study: Study, results: Iterable[Result]) -> list[str]:
 
 
 def row_versions(results: Iterable[Result]) -> str:
-    """The versions behind one row of a table."""
-    return listed(each for result in results for each in versions_of(result))
+    """The versions behind one row of a table, the oldest first."""
+    return listed(sorted((each for result in results for each in versions_of(result)), key=age))
 
 
 def _damaged(study: Study) -> list[str]:

@@ -67,6 +67,11 @@ def versions_of(result: Mapping[str, Any]) -> tuple[Versions, ...]:
     return (Versions(0, major_minor(str(result.get("versions", {}).get("torch", "")))),)
 
 
+def age(versions: Versions) -> tuple[int, list[int]]:
+    """By which versions are sorted, the oldest first: 2.9 goes before 2.11."""
+    return versions.results, [int(part) for part in versions.torch.split(".") if part.isdigit()]
+
+
 def listed(versions: Iterable[Versions]) -> str:
     """Versions in words."""
     return " and ".join(map(str, dict.fromkeys(versions)))
