@@ -22,11 +22,12 @@ from attemper.errors import ParameterError, suggestion
 from attemper.lab.bench.default_recipes import loop_recipes
 from attemper.lab.bench.loop_models import MODELS, Trainable
 from attemper.lab.bench.machine import pick_device
-from attemper.lab.bench.options import LOOP_MODES, LoopPlan, Progress, head_of, silent, threads
+from attemper.lab.bench.options import LOOP_MODES, LoopPlan, Progress, head_of, silent
 from attemper.lab.bench.results import LoopReport, LoopRow, Machine
 from attemper.lab.bench.step import TWIN, compiled
 from attemper.lab.bench.targets import LOOP, loop_target
 from attemper.lab.bench.timing import CLOCKS, CpuStopwatch, Deadline, interleaved, interval, peak_bytes, reason_of
+from attemper.lab.threads import threads
 from attemper.lab.training.devices import synchronise
 from attemper.ops.perturbation import Perturbation
 

@@ -14,11 +14,12 @@ from attemper.errors import ParameterError
 from attemper.lab.bench.candidates import SEED, Candidate, candidates, check_backends
 from attemper.lab.bench.default_recipes import ops_recipes
 from attemper.lab.bench.machine import pick_device
-from attemper.lab.bench.options import OpsPlan, Progress, head_of, silent, threads
+from attemper.lab.bench.options import OpsPlan, Progress, head_of, silent
 from attemper.lab.bench.results import Machine, OpsReport, OpsRow, Shape
 from attemper.lab.bench.shapes import find_shapes
 from attemper.lab.bench.targets import ops_target
 from attemper.lab.bench.timing import Deadline, Prepared, Stopwatch, interleaved, interval, make_stopwatch, reason_of
+from attemper.lab.threads import threads
 
 CHECKED_TOKENS = 1024  # the float64 reference stores N × N logits
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -132,20 +131,6 @@ class LoopPlan(Plan):
                 raise ParameterError(f"batches must be from 1 to {MOST['batch']:,}, got {batch}")
         if not 1 <= self.steps <= MOST["rounds"]:
             raise ParameterError(f"steps must be from 1 to {MOST['rounds']:,}, got {self.steps}")
-
-
-@contextlib.contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Context manager: inside it, torch uses so many CPU threads; None: as many as before."""
-    import torch
-
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def head_of(plan: Plan, device: torch.device, dtype: torch.dtype, stopwatch: Stopwatch, command: str) -> Head:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import attemper
 from attemper.lab.bench.default_recipes import step_recipes
 from attemper.lab.bench.machine import pick_device
-from attemper.lab.bench.options import MODES, Mode, Progress, StepPlan, head_of, silent, threads
+from attemper.lab.bench.options import MODES, Mode, Progress, StepPlan, head_of, silent
 from attemper.lab.bench.results import Machine, StepReport, StepRow
 from attemper.lab.bench.targets import step_target
 from attemper.lab.bench.timing import (
@@ -29,6 +29,7 @@ from attemper.lab.bench.timing import (
     reason_of,
 )
 from attemper.lab.bench.vit_models import BASE, SMALL, ViT, make_vit, pick_library
+from attemper.lab.threads import threads
 
 TWIN = "none, once more"
 """A second model without any method: how far its ratio is from 1 says how far to trust the others."""

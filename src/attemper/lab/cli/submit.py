@@ -136,11 +136,11 @@ class Work:
 
         from attemper.lab.study.comparison import write_summary
         from attemper.lab.study.locks import check_locks
-        from attemper.lab.study.processes import cores
         from attemper.lab.study.slurm import LEFT_WORK
         from attemper.lab.study.status import status_of
         from attemper.lab.study.study import Study
         from attemper.lab.study.summary import summarise
+        from attemper.lab.threads import share_of_cores
         from attemper.lab.training.devices import usable_device
         from attemper.lab.training.leaving import exit_code, noting
 
@@ -151,7 +151,7 @@ class Work:
         study.check_data()
         study.join()
         check_locks(study.claims.folder)
-        torch.set_num_threads(cores())
+        torch.set_num_threads(share_of_cores(1))
         with noting(signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, say=_promise) as signals:
             study.work(stop=lambda: bool(signals), device=self.device, log=lambda text: say(screen, text), wait=False)
         status = status_of(study)

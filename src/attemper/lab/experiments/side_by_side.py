@@ -1,7 +1,6 @@
 """Runs of an experiment side by side, each in a process of its own: small networks leave most of a GPU idle."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -13,6 +12,7 @@ from attemper.lab.experiments.kept import Kept
 from attemper.lab.experiments.runs import ArmRun, run_arm
 from attemper.lab.tasks.base import Task
 from attemper.lab.tasks.registry import open_task
+from attemper.lab.threads import share_of_cores
 
 _task: Task | None = None
 """What the runs of this process are on: opened once, not with every run."""
@@ -28,8 +28,8 @@ def run_side_by_side(
     data: the folder that their task is opened from.
     """
     spawned = multiprocessing.get_context("spawn")  # neither torch's threads nor CUDA survive a fork
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(min(jobs, len(runs)), spawned, _begin, (runs[0].task, data, threads)) as pool:
+    begin = runs[0].task, data, share_of_cores(jobs)
+    with ProcessPoolExecutor(min(jobs, len(runs)), spawned, _begin, begin) as pool:
         waiting: dict[Future[dict[str, Any]], ArmRun] = {pool.submit(_run, one, kept, device): one for one in runs}
         try:
             while waiting:

@@ -22,7 +22,8 @@ from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
 from attemper.lab.study.interrupts import ignore_interrupts, shielded
 from attemper.lab.study.plan import Plan
-from attemper.lab.study.processes import cores, gpu_memory
+from attemper.lab.study.processes import gpu_memory
+from attemper.lab.threads import share_of_cores
 from attemper.lab.training.spec import RunSpec
 
 WARM_UP = 3
@@ -107,7 +108,7 @@ def probe(
         for place in range(size):
             line, theirs = context.Pipe()
             device = f"cuda:{place % gpus}" if gpus else "cpu"
-            arguments = (plan, root, device, max(1, cores() // size), steps, time.time())
+            arguments = (plan, root, device, share_of_cores(size), steps, time.time())
             with shielded():
                 process = context.Process(target=_serve, args=(theirs, start_together, *arguments))
                 process.start()

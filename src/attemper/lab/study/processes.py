@@ -24,6 +24,7 @@ from attemper.lab.study.live import View
 from attemper.lab.study.study import Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
+from attemper.lab.threads import cores, share_of_cores
 from attemper.lab.training.leaving import exit_code, noting
 
 START: Final = "spawn"
@@ -40,11 +41,6 @@ MARGIN = 1.3
 """Memory that a run is given, over the peak of those that were measured: other recipes, fragmentation."""
 CONTEXT = 768 * 1024**2
 """Bytes that CUDA takes per process before anything is computed."""
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_memory() -> list[int]:
@@ -166,9 +162,8 @@ class ProcessPool:
 
     def _start_worker(self, place: int) -> Worker:
         gpus = len(self._memory)
-        config = WorkerConfig.of(
-            self._study, threads=max(1, cores() // self._size), device=f"cuda:{place % gpus}" if gpus else None
-        )
+        device = f"cuda:{place % gpus}" if gpus else None
+        config = WorkerConfig.of(self._study, threads=share_of_cores(self._size), device=device)
         context = multiprocessing.get_context(START)
         pipe, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, config), name=f"attemper-worker-{place}")

@@ -29,6 +29,7 @@ from attemper.lab.study.resources import Resources
 from attemper.lab.study.study import POLL, Study
 from attemper.lab.study.workers import DeathCounter, WorkerConfig
 from attemper.lab.tasks.notifications import Silent, listening
+from attemper.lab.threads import at_most
 
 PATIENCE = 25.0
 """Seconds that runs have to write a checkpoint and end when they are stopped."""
@@ -85,9 +86,8 @@ class RayPool:
 
     def start(self) -> None:
         per_run = self._per_run
-        config = WorkerConfig.of(
-            self._study, threads=max(1, int(per_run.cpus)), device="cuda:0" if per_run.gpus else "cpu"
-        )
+        device = "cuda:0" if per_run.gpus else "cpu"
+        config = WorkerConfig.of(self._study, threads=at_most(int(per_run.cpus)), device=device)
         config = replace(config, root=_everywhere(self._study.root))
         marker = self._light.enter_context(beacon(config.folder / "claims"))
         task = self._ray.remote(perform).options(
@@ -268,7 +268,7 @@ def perform(config: WorkerConfig, marker: Path, key: str, token: str) -> list[tu
     """Do one run on a node, unless another worker has it; returns messages for the view."""
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(at_most(config.threads))
     messages: list[tuple[str, str]] = []
 
     def log(text: str) -> None:

@@ -37,9 +37,9 @@ from attemper.lab.study.exploring import (
 from attemper.lab.study.live import SilentView, View
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.plan_rows import row_of
-from attemper.lab.study.processes import cores
 from attemper.lab.study.selection import validation_of
 from attemper.lab.study.study import Study
+from attemper.lab.threads import cores
 from attemper.lab.training.ranks import current
 from attemper.lab.training.spec import RunSpec
 
