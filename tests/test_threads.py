@@ -1,4 +1,4 @@
-"""Processes of the laboratory take no more CPU threads than their user allows."""
+"""Processes of the laboratory take no more CPU threads than their user allows, and one where more would only wait."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attemper.errors import AttemperError
 from attemper.lab.experiments import side_by_side
@@ -18,6 +19,9 @@ from attemper.lab.study import probing, processes, ray_executor
 from attemper.lab.study.processes import Processes
 from attemper.lab.study.study import Study
 from attemper.lab.study.workers import WorkerConfig
+from attemper.lab.tasks.augment import one_by_one
+from attemper.lab.tasks.boxes.augmenting import box_augmentation
+from attemper.lab.tasks.segmentation.augment import parse_mask_augmentation
 from attemper.lab.threads import VARIABLE, at_most, share_of_cores, threads
 from attemper.lab.training.spec import Budget
 from study_fakes import FakeEngine, make_plan
@@ -112,6 +116,7 @@ def test_a_node_of_a_cluster_has_its_own_word(
     assert machine[-2:] == [8, 2]
 
 
+# ------------------------------------------------------------------------------------------------- image by image
 def test_the_number_of_threads_comes_back_after_errors_too(machine: list[int]) -> None:
     with threads(1):
         assert machine[-1] == 1
@@ -121,3 +126,41 @@ def test_the_number_of_threads_comes_back_after_errors_too(machine: list[int]) -
     assert machine == [16, 1, 16, 2, 16]
     with threads(None), threads(16):
         assert len(machine) == 5, "nothing is set where nothing changes"
+
+
+def boxes(seen: Any) -> None:
+    rows = torch.tensor([[[0.0, 0.1, 0.1, 0.9, 0.9, 100.0, 0.0]]])
+    images = torch.full((1, 4, 16, 16), 255, dtype=torch.uint8)
+    augment = box_augmentation("photometric(1)+flip")
+    augment(images, rows, classes=1, to_input=seen, seed=0)
+
+
+def masks(seen: Any) -> None:
+    images, targets = torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.zeros(1, 16, 16, dtype=torch.int64)
+    parse_mask_augmentation("photometric")(images, targets, classes=2, to_input=seen, seed=0)
+
+
+@pytest.mark.parametrize("augment", [boxes, masks])
+def test_images_are_augmented_on_one_thread(augment: Any, machine: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While each image goes through; the whole batch has all of them again."""
+    during: list[int] = []
+    once = "torchvision.transforms.v2.RandomPhotometricDistort.transform"
+    monkeypatch.setattr(once, lambda self, image, drawn: during.append(machine[-1]) or image)
+
+    def seen(batch: Tensor) -> Tensor:
+        during.append(machine[-1])
+        return batch
+
+    augment(seen)
+    assert set(during[:-1]) == {1}
+    assert during[-1] == 16
+
+
+def test_an_image_that_cannot_be_augmented_leaves_the_threads_as_they_were(machine: list[int]) -> None:
+    def fail(image: Tensor) -> Tensor:
+        assert machine[-1] == 1
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        one_by_one(fail, torch.zeros(2, 3, 4, 4))
+    assert machine[-1] == 16

@@ -19,6 +19,7 @@ from attemper.lab.call_syntax import MOST_CHARACTERS, parse_call, render_call
 from attemper.lab.tasks.crops import INTERPOLATIONS, Interpolation, random_boxes, resize_boxes
 from attemper.lab.tasks.operations import apply_operations, draw_operations
 from attemper.lab.tasks.seed_streams import derive, drawing_from
+from attemper.lab.threads import threads
 
 
 class Augment(Protocol):
@@ -233,7 +234,8 @@ class CutMix(Transform):
 
 def one_by_one(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """A transform that draws once per call, called for every image."""
-    return torch.stack([transform(image) for image in images])
+    with threads(1):  # on several each small operation would wait for all of them
+        return torch.stack([transform(image) for image in images])
 
 
 def inside(positions: Tensor, start: Tensor, length: Tensor) -> Tensor:

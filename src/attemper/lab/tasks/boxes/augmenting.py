@@ -18,6 +18,7 @@ from attemper.lab.tasks.augment import Augment, Augmentation, Transform, check, 
 from attemper.lab.tasks.boxes.canvas import SHOWN, fitted
 from attemper.lab.tasks.boxes.shape import BOX, CLASS, NONE
 from attemper.lab.tasks.seed_streams import drawing_from
+from attemper.lab.threads import threads
 
 SMALLEST = 2.0
 """Pixels: what is left of a box after a crop and is narrower or lower than this is no object to be found any more."""
@@ -258,8 +259,9 @@ class BoxAugmentation:
     ) -> tuple[Tensor, Tensor]:
         size, device = images.shape[-1], images.device
         steps = [step for transform in self.transforms for step in transform.on(size)]
-        # Dozens of small operations on one image: on a GPU each would be a launch, and each look at a box a wait.
-        with drawing_from(seed):
+        # Dozens of small operations on one image: on a GPU each would be a launch, and each look at a box a wait;
+        # on several cores each would wait for all of them, for as long as other processes have one.
+        with drawing_from(seed), threads(1):
             changed = [_changed(*pair, steps) for pair in zip(images.cpu(), targets.cpu(), strict=True)]
         canvases, rows = zip(*changed, strict=True)
         return to_input(torch.stack(canvases).to(device)), torch.stack(rows).to(device)

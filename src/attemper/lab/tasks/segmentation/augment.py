@@ -15,6 +15,7 @@ from torch import Tensor
 from attemper.lab.tasks.augment import Augmentation, check, parse_augmentation
 from attemper.lab.tasks.seed_streams import drawing_from
 from attemper.lab.tasks.segmentation.canvas import FILL
+from attemper.lab.threads import threads
 from attemper.tempering.outputs import IGNORED
 
 
@@ -105,7 +106,7 @@ class MaskAugmentation:
         size = (images.shape[-2], images.shape[-1])
         steps = [transform.transform(size) for transform in self.transforms]
         pairs = []
-        with drawing_from(seed):
+        with drawing_from(seed), threads(1):  # on several each small operation would wait for all of them
             for image, mask in zip(images, targets, strict=True):
                 pair: tuple[Any, Any] = tv_tensors.Image(image), tv_tensors.Mask(mask)
                 for step in steps:

@@ -16,6 +16,7 @@ from torch import Tensor
 from attemper.lab.tasks.augment import Augmentation
 from attemper.lab.tasks.sample_files import open_image
 from attemper.lab.tasks.seed_streams import drawing_from
+from attemper.lab.threads import threads
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of the channels of ImageNet, from 0 to 1: what timm takes for data of which it knows nothing else."""
@@ -52,7 +53,7 @@ class Preparation:
         seed: of the stream from which this image's numbers are drawn.
         """
         image = open_image(data)
-        with seeded(seed):
+        with seeded(seed), threads(1):
             pixels: Tensor = self._cut(image)
             for transform in self._later("pixels"):
                 pixels = transform(pixels[None])[0]
