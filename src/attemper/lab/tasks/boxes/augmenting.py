@@ -126,30 +126,51 @@ class Part:
 
 def find_part(limits: Any, sample: Sample) -> Part | None:
     """What torchvision's RandomIoUCrop would cut out, from the same draws; None: the image stays whole."""
-    boxes, height, width = sample.boxes, sample.height, sample.width
-    centres = np.float32(0.5) * (boxes[:, :2] + boxes[:, 2:])
-    areas = np.prod(boxes[:, 2:] - boxes[:, :2], 1)
-    shortest, longest = limits.min_scale, limits.max_scale - limits.min_scale
     while True:
         least = limits.options[int(torch.randint(0, len(limits.options), (1,)))]
         if least >= 1:
             return None
-        for _ in range(limits.trials):
-            sides = shortest + longest * torch.rand(2).numpy()
-            w, h = int(width * sides[0]), int(height * sides[1])
-            if not limits.min_aspect_ratio <= w / h <= limits.max_aspect_ratio:
-                continue
-            places = torch.rand(2).numpy()
-            left, top = int((width - w) * places[0]), int((height - h) * places[1])
-            corner = np.array([left, top], np.float32)
-            end = corner + np.array([w, h], np.float32)
-            inside = np.all((corner < centres) & (centres < end), 1)
-            if not inside.any():
-                continue
-            shared = np.minimum(boxes[inside, 2:], end) - np.maximum(boxes[inside, :2], corner)
-            common = np.prod(np.maximum(shared, 0), 1)
-            if (common / (areas[inside] + w * h - common)).max() >= least:
-                return Part((top, left, h, w), inside)
+        before = torch.get_rng_state()
+        drawn = torch.rand(2 * limits.trials, 2).numpy()
+        part, used = _first_part(limits, sample, least, drawn)
+        torch.set_rng_state(before)
+        torch.rand(used, 2)  # torchvision draws one trial after the other, and nothing after the one that fits
+        if part is not None:
+            return part
+
+
+def _first_part(limits: Any, sample: Sample, least: float, drawn: NDArray[np.float32]) -> tuple[Part | None, int]:
+    """The first of some trials that has enough of a box in it, and how many draws it and those before it took.
+
+    drawn: float32 (twice the trials, 2). A trial takes a pair for its sides, and if their aspect is allowed, the next
+        one for its place.
+    """
+    size = np.array([sample.width, sample.height], np.float32)
+    sides = (size * (limits.min_scale + (limits.max_scale - limits.min_scale) * drawn)).astype(np.int64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        aspect = sides[:, 0] / sides[:, 1]
+    allowed = ((limits.min_aspect_ratio <= aspect) & (aspect <= limits.max_aspect_ratio)).tolist()
+    chosen, used = [], 0
+    for _ in range(limits.trials):
+        if allowed[used]:
+            chosen.append(used)
+        used += 1 + allowed[used]
+    at = np.array(chosen, np.int64)
+    sides = sides[at]
+    corners = ((size - sides.astype(np.float32)) * drawn[at + 1]).astype(np.int64)
+    starts, areas = corners.astype(np.float32)[:, None], sides.prod(1).astype(np.float32)[:, None]
+    ends = starts + sides.astype(np.float32)[:, None]
+    first, last = sample.boxes[:, :2], sample.boxes[:, 2:]
+    centres = np.float32(0.5) * (first + last)
+    inside = np.all((starts < centres) & (centres < ends), 2)
+    common = np.prod(np.maximum(np.minimum(last, ends) - np.maximum(first, starts), 0), 2)
+    shared = common / (np.prod(last - first, 1) + areas - common)
+    fits = np.max(shared, 1, initial=-1, where=inside) >= np.float32(least)
+    if not fits.any():
+        return None, used
+    best = int(fits.argmax())
+    (left, top), (width, height) = corners[best].tolist(), sides[best].tolist()
+    return Part((top, left, height, width), inside[best]), chosen[best] + 2
 
 
 @dataclasses.dataclass(frozen=True)
