@@ -13,6 +13,7 @@ import functools
 import re
 from pathlib import Path
 
+from attemper.lab.bench.html_page import measured
 from attemper.lab.bench.results import OpsRow, Report, StepRow, load
 from attemper.lab.bench.tables import about, failures, full_tables, markdown, summary, tally, targets
 
@@ -34,6 +35,7 @@ KINDS = {
     "about": lambda report: bullets(about(report)),
     "summary": lambda report: markdown(summary(report)),
     "targets": lambda report: f"{tally(report)}\n\n{markdown(targets(report))}",
+    "measured": lambda report: f"{tally(report)}\n\n{markdown(measured(targets(report)))}",
     "full": full,
     "failures": lambda report: bullets(failures(report)),
 }
