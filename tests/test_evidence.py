@@ -51,9 +51,10 @@ def test_no_study_is_left_out(script: types.ModuleType) -> None:
         str(path.relative_to(RESULTS)) for path in records if "arms" in json.loads(path.read_text(encoding="utf-8"))
     }
     left = (pages | found) - shown
-    assert left == {"entropy-cb.json", "entropy-dropkey.json"}
+    assert left == {"entropy-cb.json", "entropy-dropkey.json", "mae-cifar100.html"}
     below = (RESULTS / "index.md").read_text(encoding="utf-8").rpartition("Not in these tables")[2]
     assert "README.md#entropy-with-and-without-context-broadcasting" in below
+    assert "mae-cifar100.md" in below
     for kept in script.KEPT:
         assert (RESULTS / kept.page.partition("#")[0]).is_file()
 
