@@ -2,9 +2,10 @@
 
 An implementation is a module with two functions: `refuse(call)` gives the reason why it cannot serve a call, or None,
 and `attention(call)` serves it. One that can take sums of squares along has two more: `squares(call, wanted)`, which of
-them, and `attention_and_squares(call, bias, factors)`. One that gives log-sum-exps has `attention_and_lse(call)`. None
-imports another one. To add one, write the module, list it here, and put it into the table of `choice.py` above
-everything that it beats.
+them, and `attention_and_squares(call, bias, factors)`. One that gives log-sum-exps has `attention_and_lse(call)`. One
+that has less to do in later calls of the same layout has `repeat(call)`: it gives what to call then, with q, k, v, the
+projection that they may be parts of and where the stream starts, or None. None imports another one. To add one, write
+the module, list it here, and put it into the table of `choice.py` above everything that it beats.
 """
 
 import importlib

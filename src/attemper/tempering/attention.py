@@ -97,7 +97,7 @@ class AttentionAction(Action):
 
     def _set_active(self) -> None:
         self.active = tuple(m for m in self.perturbations if isinstance(m, Perturbation) and not m.idle)
-        self.unusual = unusual_for(self.active)
+        self.unusual = unusual_for(self.active, self.packs and len(self.active) + len(self.penalties) > 0)
         self.maps = tuple(m for m in self.weight_maps if isinstance(m, WeightMap) and not m.idle)
 
     def resolve(self, methods: dict[str, Method]) -> None:
@@ -111,6 +111,11 @@ class AttentionAction(Action):
             return None
         value: Tensor = getattr(self.parameters, self.learnt[cast(Method, method).name])
         return value
+
+    @property
+    def packing(self) -> Tensor | None:
+        """The weight that gives Q, K and V together, where one does."""
+        return None if self.projections is None or self.projections.q is None else self.projections.q.parameter
 
     def perturbing(self, methods: tuple[Perturbation, ...]) -> tuple[Perturbation, ...]:
         """Methods as they act in a call now, with what they have learnt."""
@@ -147,7 +152,7 @@ class AttentionAction(Action):
 
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
-        if not torch.compiler.is_compiling() and self.plain and self.may_repeat():
+        if self.plain and self.may_repeat():
             known = RepeatedAttention(self, module, AttentionInterceptor)
             with known:
                 out = forward(*args, **kwargs)

@@ -130,6 +130,20 @@ def source(control: Control, site: Site, x: Tensor, rows: int = 0, place: Place 
     return eager_source(control, site.word, x, rows, place)
 
 
+def ordinary_source(control: Control, site: int, x: Tensor) -> Source | None:
+    """`source` in an ordinary training step: in a pass of a process that stands alone, and nothing is computed again.
+
+    None: it is no such step, and nothing was counted. It asks as little as can be asked, since every site does so.
+    """
+    draws: Draws | None = control.ledger.draws
+    if draws is None or draws.position is not ALONE or control.samples is not None or may_repeat() or is_mapped():
+        return None
+    seed = draws.seed
+    if torch.compiler.is_compiling() or seed.device != x.device:
+        return None
+    return Source(seed, site, draws.number(site))
+
+
 def eager_source(control: Control, site: int, x: Tensor, rows: int = 0, place: Place | None = None) -> Source:
     """`source` where nothing is traced. site: its word."""
     draws = None if is_mapped() else current(control)

@@ -17,8 +17,9 @@ from attemper.ops.stream import Stream
 from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
-from attemper.tempering.draws import note, source
+from attemper.tempering.draws import note, ordinary_source, source
 from attemper.tempering.ledger import Entry
+from attemper.tempering.mesh import is_distributed
 from attemper.tempering.operands import input_in_front
 from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
@@ -26,9 +27,11 @@ from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
 from attemper.tempering.shards import hold, refuse_nested
 from attemper.tempering.subclassing import Action, site_of, state_of
-from attemper.tempering.wrapped import addition, effective, is_outermost, mapped_product
+from attemper.tempering.wrapped import addition, effective, is_known, is_outermost, mapped_product
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
+MOST = 256
+"""Shapes of which something is remembered. Where lengths change with every batch, they would become ever more."""
 
 
 class Parameters(nn.Module):
@@ -68,9 +71,17 @@ class TokenAction(Action):
 
     checked: bool = False
     """Whether padding that masks tell of was looked at; once is enough."""
+    always: bool = field(init=False)
+    """Whether it acts in evaluation, too."""
+    rests: bool = field(init=False)
+    """Whether it does nothing: a rate of zero."""
+
+    def __post_init__(self) -> None:
+        self.always, self.rests = cast(TokenMap, self.method).always, self.method.idle
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
+        self.always, self.rests = cast(TokenMap, self.method).always, self.method.idle
 
     def name_site(self) -> None:
         self.stream_site = site_of(self.place.name, self.method.name, self.side)
@@ -79,9 +90,9 @@ class TokenAction(Action):
         return {self.stream_site.word: f"{self.place.name}:{self.side}"}
 
     def acts(self, training: bool) -> bool:
-        if cast(TokenMap, self.method).always:
+        if self.always:
             return self.control.when != "never"
-        return self.control.on(training) and not self.method.idle
+        return not self.rests and self.control.on(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if not is_outermost(self, module):
@@ -126,8 +137,13 @@ class TokenAction(Action):
     def map(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Map tokens, or the part of them that this process holds. layer: what they go into, if they do."""
         method, layout = cast(TokenMap, self.method), self.layout_of(x)
-        axes = token_axes(x.dim(), layout)
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
+        if type(x) is Tensor and not (x.is_nested or torch.compiler.is_compiling() or is_distributed()):
+            if not self.method.stochastic:  # and x is whole, as it nearly always is
+                return self.map_part(x, layout, parameter, None)
+            if (drawn := ordinary_source(self.control, self.stream_site.word, x)) is not None:
+                return self.map_part(x, layout, parameter, drawn.stream())
+        axes = token_axes(x.dim(), layout)
         if method.mixes_tokens:
             refuse_split_tokens(self.control, method, self.place, x)
         held = hold(x, range(x.dim()) if parameter is not None else axes.tokens if method.mixes_tokens else ())
@@ -232,9 +248,11 @@ class MlpPenaltyAction(Action):
     """Where the layer stands; what adapters add to it there belongs to its weight."""
     untouched: Any = field(init=False, default_factory=fused.penalties.Untouched, compare=False)
     """Whether the model leaves what the layer gives as it is."""
+    factors: dict[tuple[int, int], float | None] = field(init=False, default_factory=dict, compare=False)
+    """Samples and tokens → `layer_factor`."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
-        self.method = methods[self.method.name].at(self.place)
+        self.method, self.factors = methods[self.method.name].at(self.place), {}
 
     def acts(self, training: bool) -> bool:
         return self.control.penalises(training)
@@ -250,13 +268,15 @@ class MlpPenaltyAction(Action):
 
     def penalise(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the layer, and enter what it adds to the loss."""
-        refuse_parts(self.control, self.method, self.place)
-        added = addition(self.method.name, self.place.name, self.slot, module)
-        (x, *_), _ = input_in_front(args, kwargs)
+        if is_distributed():
+            refuse_parts(self.control, self.method, self.place)
+        known = is_known(self.slot, module)
+        added = None if known else addition(self.method.name, self.place.name, self.slot, module)
+        x = args[0] if len(args) == 1 else input_in_front(args, kwargs)[0][0]
         refuse_nested(x)
         out = forward(*args, **kwargs)
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
-        plain = added is None and state_of(module).original in (nn.Linear, nn.Conv2d)
+        plain = known or (added is None and state_of(module).original in (nn.Linear, nn.Conv2d))
         tokens = to_tokens(x, self.layout)
         if plain and self.layout != "channels_first":
             passed = self.pass_on(out, tokens, module)
@@ -278,8 +298,13 @@ class MlpPenaltyAction(Action):
         """What the layer gives, through a function that takes its square on the way; None: no kernel does."""
         if not fused.penalties.passes(out):
             return None
-        method, samples, each = cast(Penalty, self.method), tokens.shape[0], tokens.shape[1]
-        factor = method.layer_factor(self.which, samples, each, self.place)
+        samples, each = tokens.shape[0], tokens.shape[1]
+        if (samples, each) not in self.factors:
+            if len(self.factors) > MOST:
+                self.factors.clear()
+            factor = cast(Penalty, self.method).layer_factor(self.which, samples, each, self.place)
+            self.factors[samples, each] = factor
+        factor = self.factors[samples, each]
         if not factor:  # 0: there is no term
             return None
         bias = cast("Tensor | None", layer.bias)

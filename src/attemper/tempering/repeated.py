@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +24,12 @@ from attemper.ops.call import Call
 from attemper.ops.dispatch import IMPLEMENTATIONS
 from attemper.ops.perturbation import Perturbation
 from attemper.ops.precision import autocast_dtype
-from attemper.ops.regions import innermost
+from attemper.ops.regions import innermost, may_repeat
 from attemper.ops.stream import NOWHERE, Source
 from attemper.tempering.axes import SOFTMAX
-from attemper.tempering.draws import note, source
+from attemper.tempering.draws import Note, note, ordinary_source, source
 from attemper.tempering.ledger import Entry
+from attemper.tempering.mesh import is_distributed
 from attemper.tempering.offsets import AttentionShape, attention_offsets
 from attemper.tempering.parts import refuse_parts
 from attemper.tempering.products import PRODUCTS
@@ -46,21 +49,63 @@ UNUSUAL_FOR_KEYS = UNUSUAL | frozenset(PRODUCTS)
 """The same where methods change keys: in attention that is written out they follow the product with the queries."""
 
 
-def unusual_for(methods: tuple[Perturbation, ...]) -> frozenset[Any]:
-    """What the full interceptor has to see where these methods act."""
-    return UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in methods) else UNUSUAL
+class All:
+    """Contains everything."""
+
+    def __contains__(self, x: object) -> bool:
+        return True
 
 
-class Decision(NamedTuple):
-    """What was decided for a call.
+ALL = All()
 
-    impl: the name of the implementation. methods: as they act on so many keys. terms: of the penalties, which are
-    nothing but squares that the implementation takes along.
-    """
+
+def unusual_for(methods: tuple[Perturbation, ...], packed: bool) -> frozenset[Any]:
+    """The functions to look at where these methods act. packed: one linear layer gives Q, K and V, which matters."""
+    unusual = UNUSUAL_FOR_KEYS if any("keys" in method.stages for method in methods) else UNUSUAL
+    return unusual | {SDPA, F.linear} if packed else unusual | {SDPA}
+
+
+class Repeat(Protocol):
+    """What an implementation has left to do in a call like one before."""
+
+    scale: float
+
+    def serves(self, q: Tensor) -> bool:
+        """Whether it does this time, for queries of the same layout."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, qkv: Tensor | None, drawn: Source | None) -> Tensor:
+        """The output. qkv: what q, k and v may be the parts of."""
+
+    def with_squares(
+        self,
+        given: tuple[Tensor, Tensor, Tensor],
+        qkv: Tensor,
+        bias: Tensor | None,
+        wanted: Mapping[str, float],
+        drawn: Source | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and squares of the projection that gave q, k and v, each times its factor."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for a call."""
 
     impl: str
+    """The name of the implementation."""
     methods: tuple[Perturbation, ...]
+    """As they act on so many keys."""
     terms: tuple[Term, ...] = ()
+    """Of the penalties, which are nothing but squares that the implementation takes along."""
+    repeat: Repeat | None = None
+    """What serves the call from its second time on, where the implementation can do less then."""
+    asked: bool = False
+    """Whether it was asked."""
+    factors: dict[str, float] = field(init=False)
+    """`factors_of` the terms."""
+
+    def __post_init__(self) -> None:
+        self.factors = factors_of(self.terms)
 
 
 class Term(NamedTuple):
@@ -89,19 +134,30 @@ def attend_with_terms(
     action: AttentionAction, impl: str, call: Call, bias: Tensor | None, terms: tuple[Term, ...]
 ) -> Tensor:
     """A call that takes all penalties along, which are entered. bias: of the projection that gave call.packed."""
+    refuse_parts(action.control, action.penalties[0], action.place)
+    out, squares = IMPLEMENTATIONS[impl].attention_and_squares(call, bias, factors_of(terms))
+    enter(action, terms, squares)
+    attended: Tensor = out
+    return attended
+
+
+def factors_of(terms: tuple[Term, ...]) -> dict[str, float]:
+    """The squares that terms ask for, each with its factor; 1 where it is in several terms that have their own."""
+    factors = {term.square: term.factor for term in terms}
+    return factors if len(factors) == len(terms) else dict.fromkeys(factors, 1.0)
+
+
+def enter(action: AttentionAction, terms: tuple[Term, ...], squares: Mapping[str, Tensor]) -> None:
+    """Put terms into the ledger. squares: each times what `factors_of` says."""
     control, place = action.control, action.place
-    refuse_parts(control, action.penalties[0], place)
-    wanted: dict[str, float] = {}
-    for term in terms:
-        wanted[term.square] = wanted.get(term.square, 0.0) + term.factor
-    alone = len(wanted) == len(terms)  # otherwise one square is in several terms, each with a factor of its own
-    given = wanted if alone else dict.fromkeys(wanted, 1.0)
-    out, squares = IMPLEMENTATIONS[impl].attention_and_squares(call, bias, given)
+    alone = len(squares) == len(terms)
     for term in terms:
         value = squares[term.square] if alone else term.factor * squares[term.square]
         control.enter(Entry(place.name, place.block, term.method, term.component, value, term.sums))
-    attended: Tensor = out
-    return attended
+
+
+def never(call: Call) -> None:
+    """Of implementations that do everything each time."""
 
 
 class Decisions:
@@ -137,40 +193,42 @@ class RepeatedAttention(TorchFunctionMode):
 
     def __init__(self, action: AttentionAction, module: nn.Module, full: type[AttentionInterceptor]) -> None:
         super().__init__()
-        self.action, self.module, self.full_class = action, module, full
-        self.training = module.training
-        self.on = action.control.on(module.training)
-        self.penalises = len(action.penalties) > 0 and action.control.penalises(module.training)
-        self.packing: Tensor | None = None
+        training = module.training
+        self.action, self.module, self.full_class, self.training = action, module, full, training
+        self.on = action.control.on(training)
+        self.penalises = len(action.penalties) > 0 and action.control.penalises(training)
+        self.unusual: Container[Any] = action.unusual
+        """The functions that are looked at."""
+        self.packing: Tensor | None = action.packing if F.linear in action.unusual else None
         """The weight that gives Q, K and V together."""
-        if action.packs and action.projections is not None and action.projections.q is not None:
-            self.packing = action.projections.q.parameter
         self.packed: Tensor | None = None
         self.projected: tuple[Tensor, Tensor | None] | None = None
         """The input and the bias of the projection that gave them."""
         self.counted = False
         """Whether their penalties were taken."""
-        self.region = innermost()
+        self.may_repeat = may_repeat()
+        """Whether what runs now may be computed again in backward."""
+        self.region = innermost() if self.may_repeat else None
         self.met = 0
         self.full: AttentionInterceptor | None = None
         """What took over, since something was not as it was."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self.unusual:  # a dozen functions in every block: nothing else is asked of most of them
+            return func(*args, **kwargs) if kwargs else func(*args)
         if self.full is None:
             if func is SDPA:
                 return self.attend(*args, **(kwargs or {}))
-            if func is F.linear and self.packing is not None:
+            if func is F.linear:
                 out = func(*args, **(kwargs or {}))
                 self.note_projection(out, *args, **(kwargs or {}))
                 return out
-            if func not in self.action.unusual:
-                return func(*args, **(kwargs or {}))
         return self.hand_over().__torch_function__(func, types, args, kwargs)
 
     def hand_over(self) -> AttentionInterceptor:
         """Let the full interceptor do the rest of this pass."""
         if self.full is None:
-            self.full = self.full_class(self.action, self.module)
+            self.full, self.unusual = self.full_class(self.action, self.module), ALL
             self.full.region = self.region
             self.full.met = self.met
             if self.packed is not None and self.projected is not None:
@@ -204,6 +262,10 @@ class RepeatedAttention(TorchFunctionMode):
             decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on, self.penalises))
             packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
             bias = None if self.projected is None else self.projected[1]
+            if decision is not None and decision.repeat is not None and not self.may_repeat:
+                again = self.repeat(decision, decision.repeat, (q, k, v), packed, scale)
+                if again is not None:
+                    return again
             if decision is not None and not decision.methods and not decision.terms and decision.impl == "sdpa":
                 self.met += 1
                 self.note_no_padding()
@@ -218,6 +280,9 @@ class RepeatedAttention(TorchFunctionMode):
                     whole = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
                     call = Call(q, k, v, None, is_causal, whole, decision.methods, drawn, packed)
                     self.note_no_padding()
+                    if not decision.asked:
+                        decision.asked = True
+                        decision.repeat = getattr(IMPLEMENTATIONS[decision.impl], "repeat", never)(call)
                     if decision.terms:
                         self.counted = True
                         return attend_with_terms(self.action, decision.impl, call, bias, decision.terms)
@@ -227,6 +292,35 @@ class RepeatedAttention(TorchFunctionMode):
         full = self.hand_over()
         full.met += 1
         return full.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    def repeat(
+        self, decision: Decision, call: Repeat, given: tuple[Tensor, Tensor, Tensor], packed: Tensor | None,
+        scale: float | None,
+    ) -> Tensor | None:  # fmt: skip
+        """A call for which nothing is left to decide, in a process that stands alone; None: there is more to do."""
+        q, k, v = given
+        whole = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        if whole != call.scale or not call.serves(q) or may_repeat():
+            return None
+        drawn, terms = None, decision.terms
+        if terms:
+            if packed is None or self.counted or is_distributed():
+                return None
+        if decision.methods:
+            control = self.action.control
+            drawn = ordinary_source(control, self.action.stream_site.word, q)
+            if drawn is None:
+                return None
+            control.ledger.draws.notes[drawn.site, drawn.call] = Note((*q.shape[:3], k.shape[2]), NOWHERE)
+        self.met += 1
+        self.note_no_padding()
+        if not terms or packed is None:
+            return call(q, k, v, packed, drawn)
+        self.counted = True
+        bias = None if self.projected is None else self.projected[1]
+        out, squares = call.with_squares(given, packed, bias, decision.factors, drawn)
+        enter(self.action, terms, squares)
+        return out
 
     def source(self, q: Tensor, k: Tensor, is_causal: bool) -> Source:
         """Where the streams of a call start."""

@@ -84,13 +84,15 @@ class ModuleState:
     """Attributes that were changed, with what they were."""
 
     def run(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        training = module.training
+        training, outermost = module.training, None
         for action in self.actions:
             if training and not action.ran and not torch.compiler.is_compiling():
                 action.ran = True
             if action.acts(training):
-                forward = _inside(action, module, forward)
-        return forward(*args, **kwargs)
+                if outermost is not None:
+                    forward = _inside(outermost, module, forward)
+                outermost = action
+        return forward(*args, **kwargs) if outermost is None else outermost.around(module, forward, args, kwargs)
 
 
 def _inside(action: Action, module: nn.Module, forward: Any) -> Any:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attemper.errors import NoSiteError, UnmetError
-from attemper.sites.adapted import Added, adapters_round, added_to, does_more, obstacle, replaced_by, with_inner
+from attemper.sites.adapted import FLOATS, Added, adapters_round, added_to, does_more, obstacle, replaced_by, with_inner
 from attemper.sites.base import Projection, Slot
 from attemper.tempering.penalties import Control
 from attemper.tempering.subclassing import Action, add_action, is_tempered, state_of
@@ -111,6 +111,21 @@ def addition(method: str, where: str, slot: Slot | None, layer: nn.Module, weigh
     if reason is not None:
         raise UnmetError(_needs_weight(method, where, slot, reason))
     return added_to(slot, layer)
+
+
+def is_known(slot: Slot | None, layer: nn.Module) -> bool:
+    """Whether a layer is a linear one of torch with a plain weight, and stands by itself where it stood.
+
+    Then `addition` gives None; it is what most layers are, in every step, and costs next to nothing to see.
+    """
+    weight = layer._parameters.get("weight")
+    return (
+        type(weight) is nn.Parameter
+        and weight.dtype in FLOATS
+        and (slot is None or slot.layer is layer)
+        and state_of(layer).original is nn.Linear
+        and len(layer._modules) == 0
+    )
 
 
 def additions(method: str, where: str, parts: dict[str, Projection | None]) -> dict[str, Added]:

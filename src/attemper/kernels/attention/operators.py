@@ -17,7 +17,13 @@ from attemper.kernels.attention.launch_arguments import (
     penalty_gradient_arguments,
     table_arguments,
 )
-from attemper.kernels.attention.launches import backward_launches, forward_launches, stats_shapes
+from attemper.kernels.attention.launches import (
+    BackwardLaunches,
+    ForwardLaunches,
+    backward_launches,
+    forward_launches,
+    stats_shapes,
+)
 from attemper.kernels.attention.mask_gradients import mask_gradient
 from attemper.kernels.common.direct import is_aligned
 from attemper.kernels.common.dropping import KEYS, NOTHING
@@ -81,6 +87,15 @@ def forward(
     if found is None:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
         return forward(q, k, v, mask, table, scale, causal, tops, cuts, hard, fill, drop)
+    aligned = is_aligned(q, k, v, table, hard, cuts, mask, tops)
+    return run_forward(found, q, k, v, masked, (table, hard, cuts), scale * LOG2E, aligned)
+
+
+def run_forward(
+    found: ForwardLaunches, q: Tensor, k: Tensor, v: Tensor, masked: tuple[Any, ...],
+    tables: tuple[Tensor | None, Tensor | None, Tensor | None], scale: float, aligned: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Launch the kernels of a forward pass. masked: a mask as they take it; scale: of base-2 logits."""
     device = q.device
     out = torch.empty_strided(found.out_shape, found.out_strides, dtype=q.dtype, device=device)
     stats = torch.empty(found.stats_shape, dtype=torch.int32, device=device)
@@ -89,9 +104,8 @@ def forward(
     arguments = (
         (q, *found.q), (k, *found.k), (v, *found.v), (out, *found.out),
         (stats, planes[-1], flags, planes[1] if len(planes) == 3 else stats),
-        table_arguments(table, hard, cuts, stats), masked, found.sizes, scale * LOG2E,
+        table_arguments(*tables, stats), masked, found.sizes, scale,
     )  # fmt: skip
-    aligned = is_aligned(q, k, v, table, hard, cuts, mask, tops)  # what was just made is
     with on_device(q):
         found.main(aligned, *arguments)
         if found.repair is not None:
@@ -134,19 +148,30 @@ def backward_into(
             penalty_gradients=penalty_gradients, dlse=dlse,
         )  # fmt: skip
         return
+    aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalty_tensors)
+    tensors, tables = (q, k, v, dout, out, *grads), (table, hard, cuts)
+    run_backward(found, tensors, stats, flags, masked, tables, penalty_tensors, scale, aligned, dlse)
+
+
+def run_backward(
+    found: BackwardLaunches, tensors: tuple[Tensor, ...], stats: Tensor, flags: Tensor, masked: tuple[Any, ...],
+    tables: tuple[Tensor | None, Tensor | None, Tensor | None], penalty_tensors: tuple[Tensor, ...], scale: float,
+    aligned: bool, dlse: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launch the kernels of a backward pass. tensors: q, k, v, dout, out, and the gradients of q, k and v."""
+    q, k, v, dout, out, dq, dk, dv = tensors
     planes = stats.unbind(0)
     words, left = planes[-1], planes[1] if len(planes) == 3 else stats
     q_rows, k_rows, v_rows, dout_rows, out_rows = (
         (q, *found.q), (k, *found.k), (v, *found.v), (dout, *found.dout), (out, *found.out),
     )  # fmt: skip
-    dq_rows, dk_rows, dv_rows = (grads[0], *found.dq), (grads[1], *found.dk), (grads[2], *found.dv)
-    tables, scales = table_arguments(table, hard, cuts, stats), (scale, scale * LOG2E)
-    aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalty_tensors)
+    dq_rows, dk_rows, dv_rows = (dq, *found.dq), (dk, *found.dk), (dv, *found.dv)
+    read, scales = table_arguments(*tables, stats), (scale, scale * LOG2E)
     with on_device(q):
         if found.whole is not None:
             found.whole(
                 aligned, q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows,
-                (stats, words, flags, left), tables, masked, penalty_tensors, found.sizes[0], scales,
+                (stats, words, flags, left), read, masked, penalty_tensors, found.sizes[0], scales,
             )  # fmt: skip
             return
         pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
@@ -156,12 +181,12 @@ def backward_into(
             deltas = pairs.view(torch.float32)[..., 1 : 2 * nq : 2]  # the high halves
             deltas -= dlse
         found.main(
-            aligned, q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, tables, masked,
+            aligned, q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, read, masked,
             penalty_tensors, found.sizes, scales,
         )  # fmt: skip
-        if table is not None:
+        if tables[0] is not None:
             found.spared(
-                aligned, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, tables, masked,
+                aligned, q_rows, k_rows, v_rows, dout_rows, dk_rows, dv_rows, saved, flags, read, masked,
                 found.sizes, scales, found.share, flags.numel(),
             )  # fmt: skip
 
@@ -188,11 +213,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(q, k, v, *output, mask, table, tops, cuts, hard)
 
 
+def gradients(dout: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, by the operator."""
+    backward = FusedAttentionBackward.apply if transformed() else torch.ops.attemper.fused_attention_backward
+    grads: tuple[Tensor, Tensor, Tensor] = backward(dout, *arguments)
+    return grads
+
+
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     q, k, v, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-    backward = FusedAttentionBackward.apply if transformed() else torch.ops.attemper.fused_attention_backward
     others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
-    grads = backward(dout, q, k, v, out, stats, flags, *others)
+    grads = gradients(dout, q, k, v, out, stats, flags, *others)
     dmask = mask_gradient(dout, q, k, v, out, stats, flags, *others) if ctx.needs_input_grad[3] else None
     return (*grads, dmask, *([None] * 8))
 

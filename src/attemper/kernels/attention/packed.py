@@ -121,13 +121,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(qkv, *output, mask, table, tops, cuts, hard)
 
 
+def gradient(dout: Tensor, qkv: Tensor, heads: int, out: Tensor, stats: Tensor, flags: Tensor, *others: Any) -> Tensor:
+    """The gradient of qkv, by the operator."""
+    grad: Tensor = torch.ops.attemper.packed_attention_backward(dout, qkv, heads, out, stats, flags, *others)
+    return grad
+
+
 def _gradients(ctx: Any, dout: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     qkv, out, stats, flags, mask, table, tops, cuts, hard = ctx.saved_tensors
-    grad = torch.ops.attemper.packed_attention_backward(
-        dout, qkv, ctx.heads, out, stats, flags,
-        mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop,
-    )  # fmt: skip
     others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    grad = gradient(dout, qkv, ctx.heads, out, stats, flags, *others)
     return (grad, None, _mask_gradient(ctx, 2, dout, qkv, out, stats, flags, *others), *([None] * 8))
 
 

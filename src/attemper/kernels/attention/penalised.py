@@ -25,6 +25,7 @@ from attemper.kernels.penalties.outputs import square_of_rows, totals
 from attemper.kernels.penalties.passing import bias_gradient
 from attemper.ops.announced import announced
 
+SQUARES = ("v", "qk")
 WANTED = "bool values, bool logits"
 torch.library.define(
     "attemper::attention_with_squares",

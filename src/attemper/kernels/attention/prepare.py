@@ -83,19 +83,24 @@ def row_cuts(
 
 def _drop_table(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *numbers: int) -> Tensor:
     table = _drop_table_fake(seed, limit, threshold, keys)
-    # Nothing else is specialised on, but for how many bits the threshold takes.
-    key = (keys, limit is None, threshold > 0x7FFFFFFF, seed.get_device())
-    found = _tables.get(key)
-    if found is None:
-        from attemper.kernels.common.stream import table_kernel
-
-        programs = -(-table.numel() // TABLE_BLOCK)
-        found = Launch(table_kernel, programs, seed.get_device(), HAS_LIMIT=limit is not None, BLOCK=TABLE_BLOCK)
-        remember(_tables, key, found)
+    found = table_launch(keys, threshold, seed.get_device(), has_limit=limit is not None)
     with on_device(seed):
         given = table if limit is None else limit
         found(is_aligned(seed, given), seed, given, table, threshold, keys, *all_signed(numbers))
     return table
+
+
+def table_launch(keys: int, threshold: int, device: int, has_limit: bool = False) -> Launch:
+    """The kernel that makes a table. Nothing else is specialised on, but for how many bits the threshold takes."""
+    key = (keys, has_limit, threshold > 0x7FFFFFFF, device)
+    found = _tables.get(key)
+    if found is None:
+        from attemper.kernels.common.stream import table_kernel
+
+        programs = -(-(keys + TAIL) // TABLE_BLOCK)
+        found = Launch(table_kernel, programs, device, HAS_LIMIT=has_limit, BLOCK=TABLE_BLOCK)
+        remember(_tables, key, found)
+    return found
 
 
 def _drop_table_fake(seed: Tensor, limit: Tensor | None, threshold: int, keys: int, *_: int) -> Tensor:

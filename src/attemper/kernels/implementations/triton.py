@@ -18,7 +18,8 @@ from attemper.kernels.attention.document_operators import document_attention, do
 from attemper.kernels.attention.log_sum_exps import attention_and_lse as fused_attention_and_lse
 from attemper.kernels.attention.operators import fused_attention
 from attemper.kernels.attention.packed import either
-from attemper.kernels.attention.penalised import with_squares
+from attemper.kernels.attention.penalised import SQUARES, with_squares
+from attemper.kernels.attention.repeats import Repeat, repeat_of
 from attemper.kernels.common.devices import refuse_device
 from attemper.kernels.common.eager import transformed
 from attemper.kernels.penalties.logits import widest
@@ -28,7 +29,6 @@ from attemper.ops.outside_softmax import is_outside, perturbed_document_heads, p
 from attemper.ops.perturbation import draw
 from attemper.ops.stream import live_threshold
 
-SQUARES = ("v", "qk")
 WIDEST_IMAGE = 1024
 """Rows of logits have a bit for every line and column."""
 
@@ -108,6 +108,11 @@ def attention(call: Call) -> Tensor:
     else:
         out = either(call.packed, q, k, v, *others)
     return perturbed_heads(out, outside)
+
+
+def repeat(call: Call) -> Repeat | None:
+    """What is left to do in calls with tensors of the same layout; None: more than can be decided once."""
+    return repeat_of(call)
 
 
 def attention_and_lse(call: Call) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ written in forward but one number per head. Triton is imported when a kernel fir
 import torch
 from torch import Tensor
 
-from attemper.kernels.common.devices import DTYPES, runs_on
+from attemper.kernels.common.devices import DTYPES, refuse_device, runs_on
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.penalties.logits import logit_squares, widest
 from attemper.kernels.penalties.outputs import output_square
@@ -23,9 +23,10 @@ def reads(out: Tensor) -> bool:
 
 def passes(out: Tensor) -> bool:
     """Whether a layer's output can go through `passed_square`: only autograd follows it, nobody hooks what it saves."""
-    if torch.compiler.is_compiling() or not (out.requires_grad and torch.is_grad_enabled() and reads(out)):
+    if not (is_plain(out) and out.requires_grad and torch.is_grad_enabled()):
         return False
-    return is_plain(out) and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    taken = out.dtype in DTYPES and out.numel() > 0 and refuse_device(out.device) is None
+    return taken and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def serves(q: Tensor, k: Tensor, heads: int) -> bool:
