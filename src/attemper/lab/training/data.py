@@ -33,7 +33,10 @@ class RunData:
         self.task = task
         self.augmentation = task.augmentation(budget.augment)
         train, validation = task.split(spec.seed, budget.validation)
-        self.train, self.validation = train.to(device), validation.to(device)
+        self.device = device
+        # What the CPU augments stays there: to get it back from a GPU would wait for the step before.
+        here = getattr(self.augmentation, "by_cpu", False)
+        self.train, self.validation = train if here else train.to(device), validation.to(device)
         self.repeats = budget.repeats
         self.batch_size = min(budget.batch_size, len(train) // self.repeats * self.repeats)
         if not self.batch_size:
@@ -80,10 +83,10 @@ class RunData:
                 images,
                 targets,
                 classes=self.task.shape.classes,
-                to_input=self.task.to_input,
+                to_input=self.to_input,
                 seed=seed_of_batch(self.seed, epoch, batch),
             )
-            yield inputs[part], aims[part]
+            yield inputs[part], moved(aims, self.device)[part]
 
     def _streamed(self, source: StreamSource, epoch: int, after: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The same from a source that has an order of its own and augments images one by one.
@@ -111,7 +114,18 @@ class RunData:
         if isinstance(self.train, StreamSource):
             return self.train.some(MEASURED, derive(self.seed, "measured"))
         order = torch.randperm(len(self.train), generator=generator(self.seed, "measured"))
-        return self.train.take(order[:MEASURED].sort().values)
+        return self.train.take(order[:MEASURED].sort().values).to(self.device)
+
+    def to_input(self, stored: Tensor) -> Tensor:
+        """Stored samples as the model takes them, on its device."""
+        return self.task.to_input(moved(stored, self.device))
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; to a GPU it goes while the CPU works on."""
+    if x.device == device:
+        return x
+    return (x.pin_memory() if x.device.type == "cpu" and device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def repeated(batches: Iterator[tuple[Tensor, Tensor]], times: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -273,6 +273,9 @@ def _cut_to(size: int) -> Step:
 class BoxAugmentation:
     """Several transforms, one after the other, on every image of a batch and its boxes, by the CPU."""
 
+    by_cpu: ClassVar[bool] = True
+    """Its images need not lie on a GPU."""
+
     transforms: tuple[Any, ...]
 
     def __call__(
