@@ -270,7 +270,8 @@ def constant_seed(monkeypatch):
     """Let every draw of a seed be the same one."""
     for module in ("layers", "parts", "written"):
         monkeypatch.setattr(f"attemper.tempering.{module}.source", lambda *_, **__: Source(torch.tensor(SEED)))
-    monkeypatch.setattr("attemper.tempering.layers.ordinary_source", lambda *_: Source(torch.tensor(SEED)))
+    for module in ("layers", "parts"):
+        monkeypatch.setattr(f"attemper.tempering.{module}.ordinary_source", lambda *_: Source(torch.tensor(SEED)))
 
 
 def outcome(spec, recipe):

@@ -25,7 +25,7 @@ from attemper.tempering.padding import padding_in_arguments
 from attemper.tempering.parts import map_weight, refuse_parts, refuse_split_tokens, token_axes, token_offsets
 from attemper.tempering.penalties import Control
 from attemper.tempering.root import run_pass
-from attemper.tempering.shards import hold, refuse_nested
+from attemper.tempering.shards import hold, is_whole, refuse_nested
 from attemper.tempering.subclassing import Action, site_of, state_of
 from attemper.tempering.wrapped import addition, effective, is_known, is_outermost, mapped_product
 
@@ -138,8 +138,8 @@ class TokenAction(Action):
         """Map tokens, or the part of them that this process holds. layer: what they go into, if they do."""
         method, layout = cast(TokenMap, self.method), self.layout_of(x)
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
-        if type(x) is Tensor and not (x.is_nested or torch.compiler.is_compiling() or is_distributed()):
-            if not self.method.stochastic:  # and x is whole, as it nearly always is
+        if is_whole(x):
+            if not self.method.stochastic:
                 return self.map_part(x, layout, parameter, None)
             if (drawn := ordinary_source(self.control, self.stream_site.word, x)) is not None:
                 return self.map_part(x, layout, parameter, drawn.stream())

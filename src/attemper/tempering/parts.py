@@ -11,9 +11,9 @@ from attemper.errors import MeshError
 from attemper.methods.base import Method, Place
 from attemper.methods.kinds import BlockMap, BranchMap, WeightMap
 from attemper.ops.stream import Offsets, Site, Source
-from attemper.tempering.draws import note, source
+from attemper.tempering.draws import note, ordinary_source, source
 from attemper.tempering.mesh import Position, is_sharded
-from attemper.tempering.shards import Held, hold, hold_both
+from attemper.tempering.shards import Held, hold, hold_both, is_whole
 from attemper.tempering.standing import standing
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def _weight_offsets(position: Position, held: Held, layer: nn.Module | None) -> 
 
 def block_source(control: Control, site: Site, x: Tensor, layout: Layout) -> Source:
     """Where the stream of what is drawn for a block, or for a branch of it, starts. x: a tensor of tokens in it."""
+    if is_whole(x) and (drawn := ordinary_source(control, site.word, x)) is not None:
+        return drawn
     axes = token_axes(x.dim(), layout)
     held = hold(x)
     at = functools.partial(token_offsets, axes=axes, held=held)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import UnsupportedError
-from attemper.tempering.mesh import is_sharded, role_of
+from attemper.tempering.mesh import is_distributed, is_sharded, role_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -49,6 +49,11 @@ def hold(x: Tensor, together: Collection[int] = ()) -> Held:
     if not is_sharded(x):
         return Held(x, (0,) * x.dim(), _same, tuple(x.shape))
     return _hold(cast("DTensor", x), together)
+
+
+def is_whole(x: Tensor) -> bool:
+    """Whether a tensor is one of eager torch, of which no process can hold a part: as it nearly always is."""
+    return type(x) is Tensor and not (x.is_nested or torch.compiler.is_compiling() or is_distributed())
 
 
 def refuse_nested(x: Tensor) -> None:
