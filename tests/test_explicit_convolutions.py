@@ -116,7 +116,7 @@ def layers(draw):
     return kind(4, groups * draw(st.integers(1, 2)), **options).double(), (5, 3 if transposed else 5, 5)[:axes]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layers(), st.sampled_from(EXPECTATIONS))
 def test_of_any_kind_it_is_the_square_of_a_matrix_and_so_is_its_gradient(drawn_layer, expectation):
     layer, size = drawn_layer
