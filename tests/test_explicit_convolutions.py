@@ -102,6 +102,31 @@ def test_any_convolution_is_its_patches_times_its_kernels(options, expectation):
     assert convolution_square(record, P, expectation) == pytest.approx(joint * together + alone * own, rel=1e-10)
 
 
+@st.composite
+def layers(draw):
+    """A convolution of any kind, and the size of an input that it takes."""
+    axes, transposed = draw(st.integers(1, 3)), draw(st.booleans())
+    stride, dilation, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
+    options = {"kernel_size": draw(st.integers(1, 3)), "stride": stride, "dilation": dilation, "groups": groups}
+    options |= {"padding": draw(st.integers(0, 1)), "bias": draw(st.booleans())}
+    if transposed:
+        options["output_padding"] = draw(st.integers(0, max(stride, dilation) - 1))
+    torch.manual_seed(0)
+    kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{axes}d")
+    return kind(4, groups * draw(st.integers(1, 2)), **options).double(), (5, 3 if transposed else 5, 5)[:axes]
+
+
+@settings(max_examples=15, deadline=None)
+@given(layers(), st.sampled_from(EXPECTATIONS))
+def test_of_any_kind_it_is_the_square_of_a_matrix_and_so_is_its_gradient(drawn_layer, expectation):
+    layer, size = drawn_layer
+    x = drawn(2, 4, *size)
+    squares = convolution_square(seen(layer, x), P, expectation), by_matrix(layer, x, expectation)
+    torch.testing.assert_close(*squares, rtol=1e-10, atol=1e-20)
+    ours, wanted = (torch.autograd.grad(square, layer.weight)[0] for square in squares)
+    assert (ours - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+
+
 def samples_of(layer: nn.Module, x: torch.Tensor, noise) -> torch.Tensor:
     """½‖w ∗ noise‖² of one sample under 20,000 masks."""
     drops = torch.rand(20_000, *x.shape[1:], generator=torch.Generator().manual_seed(7), dtype=torch.float64) < P
@@ -126,11 +151,14 @@ def test_expectations_are_those_of_real_dropout_on_the_input(kind, expectation, 
 
 
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
-def test_dropout_acts_on_the_padded_input(mode):
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_dropout_acts_on_the_padded_input(axes, mode):
     """An entry that padding copies counts as several: as many as the patches that the paper cuts out have of it."""
-    layer, x = layer_of("Conv2d", kernel_size=3, padding=1, padding_mode=mode), drawn(2, 4, 4, 3)
-    padded = F.pad(x, (1, 1, 1, 1), mode=mode)
-    plain = nn.Conv2d(4, 6, 3).double()
+    kind = f"Conv{axes}d"
+    layer = layer_of(kind, kernel_size=3, padding=1, padding_mode=mode, groups=2)
+    x = drawn(2, 4, *(4, 3, 3)[:axes])
+    padded = F.pad(x, (1, 1) * axes, mode=mode)
+    plain = getattr(nn, kind)(4, 6, 3, groups=2).double()
     plain.load_state_dict(layer.state_dict())
     for expectation in EXPECTATIONS:
         ours = convolution_square(seen(layer, x), P, expectation)

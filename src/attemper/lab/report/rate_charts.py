@@ -12,7 +12,7 @@ from attemper.lab.report.scale import finite, number
 
 LEAD = (
     "The probability of dropping, of blur its width sigma; block 0 is nearest to the input. Rates that depend on "
-    "time are shown at their highest, learnt ones as they were in the epoch that was chosen."
+    "time are shown at the highest that an epoch ended with, learnt ones as they were in the epoch that was chosen."
 )
 MOST_BLOCKS = 6
 """Lines in a panel: of a deeper network, blocks that lie evenly apart."""
