@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,6 +158,23 @@ def check_changes(device: str) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=enabled):
             both.compare(x, 7)
             both.compare(x, 8)
+
+
+def check_copies(device: str) -> None:
+    """Copies and pickles of a model whose calls are repeated, which find out everything for themselves."""
+    both = pair("dropkey(0.3)", "packed", device)
+    x = torch.randn(2, 7, 16, device=device)
+    for seed in range(PASSES):
+        both.compare(x, seed)
+
+    def step(model: nn.Module) -> list[Tensor]:
+        torch.manual_seed(9)
+        return list(torch.autograd.grad(model(x).square().mean(), list(model.parameters())))
+
+    for copied in (copy.deepcopy(both.one), pickle.loads(pickle.dumps(both.one))):
+        for _ in range(PASSES):
+            for a, b in zip(step(copied), step(both.one), strict=True):
+                assert torch.equal(a, b)
 
 
 def check_gradients(device: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repeats import RECIPES, check_changes, check_gradients, check_passes, check_watched
+from repeats import RECIPES, check_changes, check_copies, check_gradients, check_passes, check_watched
 
 
 @pytest.mark.parametrize("kind", ["packed", "apart", "causal"])
@@ -17,6 +17,10 @@ def test_repeated_calls_are_what_first_ones_would_be(recipe: str, kind: str) -> 
 
 def test_what_changes_between_passes_is_seen() -> None:
     check_changes("cpu")
+
+
+def test_copies_find_out_for_themselves() -> None:
+    check_copies("cpu")
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again_and_no_second_ones() -> None:

@@ -173,6 +173,10 @@ class Decisions:
             self.methods, self.known = methods, {}
         return self.known
 
+    def __reduce__(self) -> tuple[type[Decisions], tuple[()]]:
+        """A copy of the module decides for itself, and a file holds no kernels."""
+        return Decisions, ()
+
     def remember(self, methods: tuple[Perturbation, ...], key: Any, decision: Decision) -> None:
         known = self.of(methods)
         if len(known) >= MOST:
