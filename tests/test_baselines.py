@@ -14,8 +14,9 @@ from attemper.errors import ConflictError, ParameterError
 from attemper.methods import DropConnect, DropHead, DropPath, FeedForwardDropout, LayerDrop
 from attemper.methods.drophead import drophead
 from attemper.methods.kinds import Tokens
-from attemper.ops.stream import Source, Stream
+from attemper.ops.stream import Stream
 from families import FAMILIES, build, call
+from one_seed import draw_from
 
 FAMILY = {family.name: family for family in FAMILIES}
 SEED = 7
@@ -25,8 +26,7 @@ P = 0.4
 @pytest.fixture
 def one_seed(monkeypatch):
     """Every draw in a model starts from SEED, so that its masks can be written down."""
-    for module in ("layers", "parts", "written"):
-        monkeypatch.setattr(f"attemper.tempering.{module}.source", lambda *_, **__: Source(torch.tensor(SEED)))
+    draw_from(SEED, monkeypatch)
 
 
 def randn(*shape, seed=0):
@@ -145,7 +145,7 @@ def paths_by_hand(name, keep):
 
 @pytest.mark.parametrize("name", ["timm-vit", "nn-encoder", "hf-bert", "torchvision-vit", "timm-swinv2"])
 def test_droppath_in_a_model_scales_its_branches_sample_by_sample(name, one_seed, monkeypatch):
-    monkeypatch.setattr("attemper.tempering.parts.source", lambda *_, **__: Source(torch.tensor(1)))
+    draw_from(1, monkeypatch)
     family = FAMILY[name]
     model = build(family).train()
     attemper.apply(model, f"droppath({P})")

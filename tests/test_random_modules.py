@@ -13,7 +13,7 @@ from torch import nn
 
 import attemper
 from attemper.errors import AttemperError
-from attemper.ops.stream import Source
+from one_seed import draw_from
 
 WIDTH, HEADS, TOKENS, SAMPLES, SEED = 8, 4, 6, 3, 5
 RECIPES = (
@@ -268,10 +268,7 @@ def gated(gate, x):
 # ------------------------------------------------------------------------------------------------------- the property
 def constant_seed(monkeypatch):
     """Let every draw of a seed be the same one."""
-    for module in ("layers", "parts", "written"):
-        monkeypatch.setattr(f"attemper.tempering.{module}.source", lambda *_, **__: Source(torch.tensor(SEED)))
-    for module in ("layers", "parts"):
-        monkeypatch.setattr(f"attemper.tempering.{module}.ordinary_source", lambda *_: Source(torch.tensor(SEED)))
+    draw_from(SEED, monkeypatch)
 
 
 def outcome(spec, recipe):
