@@ -152,7 +152,7 @@ class AttentionAction(Action):
 
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
-        if self.plain and self.may_repeat():
+        if not torch.compiler.is_compiling() and self.plain and self.may_repeat():
             known = RepeatedAttention(self, module, AttentionInterceptor)
             with known:
                 out = forward(*args, **kwargs)
