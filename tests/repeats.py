@@ -6,17 +6,19 @@ import contextlib
 import copy
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import attemper
 from attemper.kernels.attention.repeats import Repeat
 from attemper.kernels.implementations import triton
+from attemper.ops.announced import KIND
 
 RECIPES = (
     "dropkey(0.3)",
@@ -73,14 +75,10 @@ class Pair:
     one: Net
     other: Net
     handles: dict[int, attemper.Tempered]
-    device: torch.device
-    served: list[str] = field(default_factory=list)
 
     def compare(self, x: Tensor, seed: int) -> None:
         """A step of both: the same loss, penalties and gradients, to the last bit."""
-        self.served.clear()
         ours = self.step(self.one, x, seed)
-        assert not any(each == "other" for each in self.served)
         with no_repeats():
             plain = self.step(self.other, x, seed)
         for a, b in zip(ours, plain, strict=True):
@@ -124,7 +122,7 @@ def pair(recipe: str, kind: str, device: str) -> Pair:
         model = Net(kind).to(device).train()
         handles[id(model)] = attemper.apply(model, recipe, targets=["blocks.*.1"], impl="triton")
         models.append(model)
-    return Pair(models[0], models[1], handles, torch.device(device))
+    return Pair(models[0], models[1], handles)
 
 
 def check_passes(recipe: str, kind: str, device: str) -> None:
@@ -206,3 +204,20 @@ def check_watched(device: str) -> None:
         both.compare(x, seed)
     assert len(set(counts[1:])) == 1
     assert counts[0] > 0
+    for _ in range(2):
+        with Announced() as mode, counted() as served:
+            both.one(x)
+        assert not served
+        assert "attention" in mode.kinds
+
+
+class Announced(TorchFunctionMode):
+    """Notes what kinds of functions of ours it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kinds += [getattr(func, KIND)] if hasattr(func, KIND) else []
+        return func(*args, **(kwargs or {}))

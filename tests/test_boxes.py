@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -184,3 +185,16 @@ def test_every_recipe_gets_the_same_batches() -> None:
         assert torch.equal(rows, their_rows)
     (after,) = runs[0].epoch(1, after=len(first) - 1)
     assert torch.equal(after[0], first[-1][0])
+
+
+def test_images_that_the_cpu_augments_stay_there_until_they_are_a_batch() -> None:
+    task, elsewhere = open_task("boxes(train=20, test=4)"), torch.device("meta")
+    budget = Budget(epochs=1, batch_size=8, augment="flip+crop")
+    spec = RunSpec(task=task.name, model="anchor-detr", recipe="none", seed=0, budget=budget)
+    data = RunData(spec, task, elsewhere)
+    assert {x.device.type for x in next(data.train.batches(torch.arange(2), 2))} == {"cpu"}
+    for batch in (*data.epoch(1), next(data.validation.batches(torch.arange(2, device="meta"), 2))):
+        assert {x.device for x in batch} == {elsewhere}
+    assert data.measured_train().targets.device == elsewhere
+    plain = RunData(dataclasses.replace(spec, budget=dataclasses.replace(budget, augment="none")), task, elsewhere)
+    assert plain.train.targets.device == elsewhere

@@ -210,9 +210,7 @@ class RepeatedAttention(TorchFunctionMode):
         """The input and the bias of the projection that gave them."""
         self.counted = False
         """Whether their penalties were taken."""
-        self.may_repeat = may_repeat()
-        """Whether what runs now may be computed again in backward."""
-        self.region = innermost() if self.may_repeat else None
+        self.region = innermost()
         self.met = 0
         self.full: AttentionInterceptor | None = None
         """What took over, since something was not as it was."""
@@ -266,7 +264,7 @@ class RepeatedAttention(TorchFunctionMode):
             decision = known.get(layout_of(q, k, v, is_causal, self.training, self.on, self.penalises))
             packed = self.packed if self.packed is not None and self.packed.dim() == 3 else None
             bias = None if self.projected is None else self.projected[1]
-            if decision is not None and decision.repeat is not None and not self.may_repeat:
+            if decision is not None and decision.repeat is not None:
                 again = self.repeat(decision, decision.repeat, (q, k, v), packed, scale)
                 if again is not None:
                     return again

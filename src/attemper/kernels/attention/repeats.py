@@ -42,6 +42,11 @@ class Inside(NamedTuple):
     largest: LargestDrop | None = None
 
     @property
+    def drops(self) -> bool:
+        """Whether anything is dropped inside; a method of others may do so at rate 0."""
+        return self.code != NOTHING or self.largest is not None
+
+    @property
     def fill(self) -> str:
         return "none" if self.largest is None else self.largest.fill
 
@@ -65,7 +70,7 @@ def repeat_of(call: Call) -> Repeat | None:
         if is_outside(method):
             continue
         drop, largest = method.word_drop, method.largest_drop(keys)
-        if inside.rate or (drop is None and largest is None) or method.seed_drop(keys) is not None:
+        if inside.drops or (drop is None and largest is None) or method.seed_drop(keys) is not None:
             return None
         if drop is not None and not drop.by_key:
             inside = Inside(lane, drop.p, drop_code(drop))
@@ -81,7 +86,7 @@ class Repeat:
 
     def __init__(self, call: Call, inside: Inside) -> None:
         self.inside, self.causal, self.scale, self.limit = inside, call.is_causal, call.scale, threshold(inside.rate)
-        self.device, self.keys, self.drops = call.q.device, call.k.shape[2], inside.rate > 0
+        self.device, self.keys, self.drops = call.q.device, call.k.shape[2], inside.drops
         outside = [(method, lane) for lane, method in enumerate(call.methods) if is_outside(method)]
         self.outside: list[tuple[Perturbation, int]] = sorted(outside, key=lambda pair: pair[0].order)
         self.forwards: dict[Any, ForwardLaunches | None] = {}
@@ -96,32 +101,37 @@ class Repeat:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, qkv: Tensor | None, drawn: Source | None) -> Tensor:
         """The output. qkv: what q, k and v may be the parts of."""
-        for method, lane in self.outside:
-            k = method.perturb_keys(k, None, self.causal, _source(drawn).stream(lane))
+        k = self.keys_of(k, drawn)
         tables = self.tables_of(q, k, drawn)
         out: Tensor
         if qkv is not None and is_plain(qkv) and packed.lie_in(qkv, q, k, v):
             out = PackedRepeat.apply(qkv, (q, k, v), tables, self)
         else:
             out = ApartRepeat.apply(q, k, v, tables, self)
-        for method, lane in self.outside:
-            out = method.perturb_heads(out, _source(drawn).stream(lane))
-        return out
+        return self.heads_of(out, drawn)
 
     def with_squares(
         self, given: Three, qkv: Tensor, bias: Tensor | None, wanted: Mapping[str, float], drawn: Source | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output, and squares of the projection that gave q, k and v, each times its factor."""
-        q, k, v = given
-        for method, lane in self.outside:
-            k = method.perturb_keys(k, None, self.causal, _source(drawn).stream(lane))
+        q, k, v = given[0], self.keys_of(given[1], drawn), given[2]
         tables = self.tables_of(q, k, drawn)
         factors = [wanted.get(name, 0.0) for name in penalised.SQUARES]
         out, *taken = penalised.with_squares(qkv, bias, q, k, v, *factors, *self.others(tables))
+        names = [name for name in penalised.SQUARES if wanted.get(name)]
+        return self.heads_of(out, drawn), dict(zip(names, taken, strict=True))
+
+    def keys_of(self, k: Tensor, drawn: Source | None) -> Tensor:
+        """The keys as methods change them outside of softmax."""
+        for method, lane in self.outside:
+            k = method.perturb_keys(k, None, self.causal, _source(drawn).stream(lane))
+        return k
+
+    def heads_of(self, out: Tensor, drawn: Source | None) -> Tensor:
+        """The output as they scale its heads."""
         for method, lane in self.outside:
             out = method.perturb_heads(out, _source(drawn).stream(lane))
-        names = [name for name in penalised.SQUARES if wanted.get(name)]
-        return out, dict(zip(names, taken, strict=True))
+        return out
 
     def others(self, tables: Tables) -> tuple[Any, ...]:
         """The arguments of the operators behind Q, K and V."""
