@@ -144,6 +144,28 @@ def test_more_minutes_buy_more_trials_and_seeds(tmp_path: Path, done: list[RunSp
     assert many["minutes"] <= 10
 
 
+def test_time_that_exploration_did_not_take_buys_seeds(
+    tmp_path: Path, done: list[RunSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first trials of a search are slow: a GPU wakes up, kernels are compiled."""
+    sizes = searched(tmp_path / "even", minutes=5)["sizes"]
+    usual, slow = recommending.work, itertools.count()
+
+    def cold(study: Study, **options: Any) -> None:
+        usual(study, **options)
+        if next(slow) == 0:
+            for key in study.runs:
+                result = study.results()[key]
+                study.store.save(key, {**result, "timing": {"seconds": 8 * result["timing"]["seconds"]}})
+
+    monkeypatch.setattr(recommending, "work", cold)
+    found = searched(tmp_path / "cold", minutes=5)
+    assert found["sizes"]["trials"] < sizes["trials"]
+    assert found["sizes"]["seeds"] > sizes["seeds"]
+    assert found["sizes"]["minutes"] <= 5
+    assert searched(tmp_path / "cold", minutes=5)["sizes"] == found["sizes"]
+
+
 def test_another_search_in_the_same_folder_is_refused(tmp_path: Path, done: list[RunSpec]) -> None:
     searched(tmp_path)
     with pytest.raises(StudyError, match="another minutes"):

@@ -125,6 +125,8 @@ class _Search:
         self.workers = self._settled(workers or getattr(executor, "workers", None) or _workers_here(executor))
         self.given_workers = workers
         self.stages = rungs(self.base.budget.epochs)
+        self.seconds: dict[tuple[int, str, Configuration], float] = {}
+        """What each explored run took, by stage and recipe."""
 
     def _settled(self, workers: int) -> int:
         """Write down what was asked for; how many workers there are is the first one's to say."""
@@ -159,8 +161,8 @@ class _Search:
         if len(found) < 2:
             raise StudyError(f"No recipe fits {self.base.model}, so that there is nothing to explore.")
         proposers = [Proposer(family, self.base.lr[0], seed) for seed, family in enumerate(found)]
-        _, seconds = self._stage(0, {p.family.name: p.trials[:1] for p in proposers})
-        sizes = self._sizes(found, seconds)
+        self._stage(0, {p.family.name: p.trials[:1] for p in proposers})
+        sizes = self._sizes(found, sum(self.seconds.values()))
         self.view.note(
             f"{sizes.trials} trials of each of {len(found)} recipes, then {sizes.confirmed} of them and none on "
             f"{sizes.seeds} fresh seeds: about {sizes.minutes:.1f} minutes with {self.workers} workers"
@@ -175,10 +177,11 @@ class _Search:
         stages = [trials]
         for at, count in enumerate(kept(sizes.trials, len(self.stages))[1:], 1):
             going_on = {name: best_of(values, count) for name, values in stages[-1].items()}
-            stages.append(self._stage(at, going_on)[0])
+            stages.append(self._stage(at, going_on))
         best = {name: best_of(values, 1)[0] for name, values in stages[-1].items()}
         reached = {name: stages[-1][name][configuration] for name, configuration in best.items()}
         names = [name for name in best_of_names(reached) if name != "none"][: sizes.confirmed]
+        sizes = self._with_what_is_left(sizes, names)
         summary = self._confirm({name: best[name] for name in ["none", *names]}, sizes, command)
         return {
             "title": f"What to use: {self.base.task} · {self.base.model}",
@@ -200,15 +203,15 @@ class _Search:
         for wave in waves:
             for proposer in proposers:
                 proposer.propose(wave)
-            values, _ = self._stage(0, {p.family.name: p.trials for p in proposers})
+            values = self._stage(0, {p.family.name: p.trials for p in proposers})
             for proposer in proposers:
                 proposer.tell(values[proposer.family.name])
         return values
 
     def _stage(
         self, at: int, tried: Mapping[str, Sequence[Configuration]]
-    ) -> tuple[dict[str, dict[Configuration, float | None]], dict[str, float]]:
-        """Do the runs of a stage: validation of every trial, and the mean seconds of a run by recipe."""
+    ) -> dict[str, dict[Configuration, float | None]]:
+        """Do the runs of a stage: validation of every trial."""
         budget = dataclasses.replace(
             self.base.budget,
             epochs=self.stages[at],
@@ -230,14 +233,13 @@ class _Search:
             work(study, workers=self.given_workers, view=self.view, executor=self.executor)
         results = study.results()
         values: dict[str, dict[Configuration, float | None]] = {}
-        seconds: dict[str, float] = {}
         for name, pairs in tried.items():
             keys = {pair: study.key(self.base_spec(plan, pair)) for pair in pairs}
             there = {pair: results[key] for pair, key in keys.items() if key in results}
             values[name] = {pair: validation_of(there[pair]) if pair in there else None for pair in pairs}
-            took = [float(result.get("timing", {}).get("seconds") or 0.0) for result in there.values()]
-            seconds[name] = sum(took) / len(took) if took else 0.0
-        return values, seconds
+            for pair, result in there.items():
+                self.seconds[at, name, pair] = float(result.get("timing", {}).get("seconds") or 0.0)
+        return values
 
     def _opened(self, folder: Path, plan: Plan) -> Study:
         """The stage's study; a plan that has grown further already, by another process or before, stays."""
@@ -251,26 +253,44 @@ class _Search:
         """The run of one trial."""
         return plan.spec(*pair, EXPLORED_SEED, self.engine.open_task(plan.task, self.root).name)
 
-    def _sizes(self, found: Sequence[Family], seconds: Mapping[str, float]) -> Sizes:
-        """How many trials and seeds fit into the time, by what the first trial of every recipe took."""
+    @property
+    def budget(self) -> float:
+        """The seconds of all workers in which runs go on."""
+        return 60 * self.minutes * self.workers * OVERHEAD
+
+    def _sizes(self, found: Sequence[Family], seconds: float) -> Sizes:
+        """How many trials and seeds fit into the time, by what the first trials of all recipes took together."""
         short, whole = self.stages[0], self.stages[-1]
-        budget = 60 * self.minutes * self.workers * OVERHEAD
-        epoch = sum(seconds.values()) / short  # of all recipes, one after another
+        epoch = seconds / short  # of all recipes, one after another
         one = epoch * whole / len(found)  # a whole run
 
         def exploring(trials: int) -> float:
             return sum(n * epoch * e for n, e in zip(kept(trials, len(self.stages)), self.stages, strict=True))
 
-        fitting_ = [n for n in range(FEWEST, MOST + 1) if exploring(n) <= EXPLORING * budget]
+        fitting_ = [n for n in range(FEWEST, MOST + 1) if exploring(n) <= EXPLORING * self.budget]
         trials = max(fitting_, default=FEWEST)
         confirmed = min(CONFIRMED, len(found) - 1)
-        left = budget - exploring(trials)
+        left = self.budget - exploring(trials)
         if left < FEWEST_SEEDS * (confirmed + 1) * one:
             confirmed = min(2, confirmed)
-        seeds = math.floor(left / ((confirmed + 1) * one)) if one > 0 else FEWEST_SEEDS
-        seeds = min(MOST_SEEDS, max(FEWEST_SEEDS, seeds))
+        seeds = seeds_within(left, (confirmed + 1) * one)
         total = (exploring(trials) + seeds * (confirmed + 1) * one) / (OVERHEAD * self.workers)
         return Sizes(trials, confirmed, seeds, total / 60)
+
+    def _with_what_is_left(self, sizes: Sizes, names: Sequence[str]) -> Sizes:
+        """The seeds that fit after exploration, by what whole runs of these recipes took.
+
+        First trials pay for what is done once on a machine, so that less time seems to be left than is.
+        """
+        last = len(self.stages) - 1
+        row = 0.0  # of one seed, none included
+        for name in ["none", *names]:
+            whole = [took for (at, family, _), took in self.seconds.items() if (at, family) == (last, name)]
+            row += sum(whole) / len(whole) if whole else 0.0
+        spent = sum(self.seconds.values())
+        seeds = seeds_within(self.budget - spent, row)
+        total = (spent + seeds * row) / (OVERHEAD * self.workers)
+        return dataclasses.replace(sizes, seeds=seeds, minutes=total / 60)
 
     def _confirm(self, chosen: Mapping[str, Configuration], sizes: Sizes, command: str) -> dict[str, Any]:
         first = min(sizes.seeds, 5 if sizes.seeds >= 8 else sizes.seeds if sizes.seeds <= 4 else 3)
@@ -284,7 +304,9 @@ class _Search:
             until="decided" if sizes.seeds > first else None,
             max_seeds=sizes.seeds if sizes.seeds > first else None,
         )
-        self.view.note(f"confirming {', '.join(name for name in chosen if name != 'none')} on fresh seeds")
+        names = ", ".join(name for name in chosen if name != "none")
+        most = f"up to {sizes.seeds}" if sizes.seeds > first else f"{sizes.seeds}"
+        self.view.note(f"confirming {names} on {most} fresh seeds: about {sizes.minutes:.1f} minutes in all")
         return compare(
             Plan.from_dict(plan.to_dict()),
             self.folder / "confirm",
@@ -317,6 +339,12 @@ class _Search:
             "expected_best": expected_best(known) if known else [],
             "confirmed": family.name in confirmed or family.name == "none",
         }
+
+
+def seeds_within(seconds: float, row: float) -> int:
+    """How many seeds fit, of which each takes `row` seconds."""
+    fitting_ = math.floor(seconds / row) if row > 0 else FEWEST_SEEDS
+    return min(MOST_SEEDS, max(FEWEST_SEEDS, fitting_))
 
 
 def best_of_names(reached: Mapping[str, float | None]) -> list[str]:
