@@ -119,6 +119,34 @@ KEPT = (
         rerun="attemper compare plans/few-labels.yaml",
     ),
     Kept(
+        name="CIFAR-100, 5,000 labels, pre-trained",
+        file="few-labels-init.html",
+        page="mae-cifar100.md",
+        date="2026-11-19",
+        rerun="attemper compare plans/few-labels.yaml --init STUDY/weights/KEY --layer-decay 0.75",
+    ),
+    Kept(
+        name="BCCD",
+        file="bccd.html",
+        page="boxes.md",
+        date="2026-11-19",
+        rerun="attemper compare plans/bccd.yaml",
+    ),
+    Kept(
+        name="CamVid",
+        file="camvid.html",
+        page="camvid.md",
+        date="2026-11-19",
+        rerun="attemper compare plans/camvid.yaml",
+    ),
+    Kept(
+        name="CIFAR-10, 7 blocks, 9 epochs",
+        file="recommend-cifar10.html",
+        page="recommend-cifar10.md",
+        date="2026-11-19",
+        rerun="attemper recommend plans/recommend-cifar10.yaml --recipes dropkey explicit cb --minutes 9",
+    ),
+    Kept(
         name="digits, rates",
         file="rates-digits.json",
         page="rates-digits.md",
@@ -344,5 +372,5 @@ def marks() -> list[Interval]:
 if __name__ == "__main__":
     for path in pages():
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
-    title = "Test accuracy or mAP against no regularisation, points, with adjusted intervals"
+    title = "Test accuracy, mAP, AP or mIoU against no regularisation, points, with adjusted intervals"
     intervals(marks(), title=title, reach=12.0).save(RESULTS / "evidence.png")

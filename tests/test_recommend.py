@@ -19,6 +19,7 @@ from attemper.lab.errors import PlanError, StudyError
 from attemper.lab.report.recommendation import render
 from attemper.lab.study import comparison
 from attemper.lab.study import recommend as recommending
+from attemper.lab.study.cautions import rates_at_the_edge
 from attemper.lab.study.exploring import SPACES, Proposer, best_of, expected_best, families, kept, rungs
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
@@ -229,6 +230,23 @@ def test_the_expected_best_is_the_mean_over_all_draws(values: list[float], k: in
     k = min(k, len(values))
     draws = list(itertools.product(values, repeat=k))
     assert expected_best(values)[k - 1] == pytest.approx(sum(map(max, draws)) / len(draws))
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([(5e-4, [5e-4, 1e-3]), (5e-4, [5e-4, 2e-3])], "lowest learning rate of its trials (0.0005): a lower one"),
+        ([(4e-3, [1e-3, 4e-3]), (2e-3, [1e-3, 2e-3])], "highest learning rate of its trials (0.002, 0.004): a higher"),
+        ([(5e-4, [5e-4, 1e-3]), (1e-3, [5e-4, 1e-3])], ""),
+        ([(1e-3, [5e-4, 1e-3, 2e-3]), (5e-4, [5e-4, 1e-3])], ""),
+        ([(1e-3, [1e-3]), (1e-3, [1e-3])], ""),
+    ],
+)
+def test_learning_rates_at_the_edge_of_the_trials_are_told(rates: list[tuple[float, list[float]]], said: str) -> None:
+    rows = [{"confirmed": True, "best": {"lr": best}, "trials": [{"lr": lr} for lr in tried]} for best, tried in rates]
+    rows.append({"confirmed": False, "best": {"lr": 1.0}, "trials": [{"lr": 0.5}, {"lr": 1.0}, {"lr": 2.0}]})
+    told = rates_at_the_edge(rows)
+    assert said in told[0] if said else not told
 
 
 def test_a_trial_that_diverged_goes_on_last() -> None:

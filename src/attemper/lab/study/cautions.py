@@ -23,6 +23,25 @@ def cautions(rows: Sequence[Row], baseline: Row, seeds: int, metric: str = "accu
     return [line for line in found if line]
 
 
+def rates_at_the_edge(explored: Sequence[Mapping[str, Any]]) -> list[str]:
+    """That everything that was confirmed was best at the lowest, or the highest, learning rate of its trials."""
+    ends = set()
+    for row in explored:
+        if row["confirmed"]:
+            tried = {trial["lr"] for trial in row["trials"]}
+            best = row["best"]["lr"]
+            ends.add(0 if len(tried) < 2 else (best == max(tried)) - (best == min(tried)))
+    if len(ends) != 1 or not (end := ends.pop()):
+        return []
+    rates = sorted({row["best"]["lr"] for row in explored if row["confirmed"]})
+    name, where = ("lowest", "lower") if end < 0 else ("highest", "higher")
+    text = ", ".join(f"{rate:g}" for rate in rates)
+    return [
+        f"All that was confirmed was best at the {name} learning rate of its trials ({text}): a {where} one may be "
+        "better still. Give it as --lr, round which others are tried, or more minutes."
+    ]
+
+
 def chance_of(row: Row) -> float | None:
     """What always naming the most frequent class of the test set gets right; None where classes are not known."""
     counts = (row.get("details") or {}).get("confusion") or []

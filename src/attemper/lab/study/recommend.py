@@ -20,6 +20,7 @@ from attemper.errors import MissingFileError, ParameterError, UnreadableError
 from attemper.files import atomic_write, read_json_object
 from attemper.lab.errors import StudyError
 from attemper.lab.folders import folder_errors, unreadable
+from attemper.lab.study.cautions import rates_at_the_edge
 from attemper.lab.study.comparison import compare
 from attemper.lab.study.engine import Engine, Training
 from attemper.lab.study.executor import Executor, work
@@ -183,10 +184,12 @@ class _Search:
         names = [name for name in best_of_names(reached) if name != "none"][: sizes.confirmed]
         sizes = self._with_what_is_left(sizes, names)
         summary = self._confirm({name: best[name] for name in ["none", *names]}, sizes, command)
+        explored = [self._trials_of(family, stages, best, names) for family in found]
+        summary["cautions"] = [*summary.get("cautions", ()), *rates_at_the_edge(explored)]
         return {
             "title": f"What to use: {self.base.task} · {self.base.model}",
             "answer": answer(summary),
-            "explored": [self._trials_of(family, stages, best, names) for family in found],
+            "explored": explored,
             "epochs": self.stages,
             "sizes": dataclasses.asdict(sizes),
             "misfits": misfits,
