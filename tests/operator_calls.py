@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attemper
+from attemper.methods import DropKey
 from attemper.ops.softmax import softmax_with
 from attemper.ops.stream import Source
 from repeats import Attention
@@ -157,7 +158,7 @@ def step(recipe: str, kind: str, device: str) -> None:
 def direct(device: str) -> None:
     """Calls that no model of these makes: packed documents, log-sum-exps, a softmax with its methods."""
     q, k, v = (torch.randn(1, 2, 9, 8, device=device, requires_grad=True) for _ in range(3))
-    methods = attemper.parse("dropkey(0.3)")
+    methods = [DropKey(0.3)]
     lengths = torch.tensor([0, 4, 9], device=device, dtype=torch.int32)
     attemper.attention(q, k, v, methods=methods, cu_seqlens=lengths, impl="triton").sum().backward()
     out, lse = attemper.attention(q, k, v, methods=methods, return_lse=True, impl="triton")
