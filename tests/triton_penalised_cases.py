@@ -72,7 +72,7 @@ def test_gradients_are_those_of_the_formulas(
     assert triton_attention.squares(call, weights) == tuple(weights)
     factors = dict.fromkeys(weights, 1.0) if causal else dict.fromkeys(weights, 2.0)
     out, squares = triton_attention.attention_and_squares(call, bias, factors)
-    total = (out * dout).sum() + sum(weight / factors[name] * squares[name] for name, weight in weights.items())
+    total = (out * dout).sum() + sum(weight / factors[name] * squares[name].sum() for name, weight in weights.items())
     keep = torch.ones(2, heads, tokens, tokens, dtype=torch.bool)
     if dropped:
         keep = attemper.keep_mask(7, (2, heads, tokens, tokens), 0.3)
@@ -144,7 +144,7 @@ def test_one_result_alone_can_be_differentiated() -> None:
     qkv = torch.randn(2, 37, 3 * 2 * 16, requires_grad=True)
     others = (None, None, 0.25, False)
     out, square = with_squares(qkv, None, *parts(qkv, 2), 1.0, 0.0, *others)
-    (pulled,) = torch.autograd.grad(square, qkv, retain_graph=True)
+    (pulled,) = torch.autograd.grad(square.sum(), qkv, retain_graph=True)
     expected = torch.zeros_like(qkv)
     expected[..., 64:] = 2 * qkv[..., 64:].detach()
     torch.testing.assert_close(pulled, expected)

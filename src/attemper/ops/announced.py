@@ -15,8 +15,15 @@ from torch.overrides import handle_torch_function
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+OWN = __name__.partition(".")[0] + "."
 KIND = "_attemper_kind"
 """The attribute that says what such a function does with the residual stream (`tempering/functions.py`)."""
+
+
+def only_followed() -> bool:
+    """Whether all torch-function modes of now are this library's own, which leave products of layers as they are."""
+    many = torch._C._len_torch_function_stack()
+    return all(type(torch._C._get_function_stack_at(n)).__module__.startswith(OWN) for n in range(many))
 
 
 def announced(kind: Literal["attention", "same"]) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:

@@ -188,7 +188,7 @@ def attend_and_square(
     if not names:
         return chosen.attention(call), {}
     out, squares = chosen.attention_and_squares(call, bias, dict.fromkeys(names, 1.0))
-    return out, squares
+    return out, {name: square.sum() if square.dim() else square for name, square in squares.items()}
 
 
 def choose(call: Call, impl: str) -> ModuleType:

@@ -2,9 +2,9 @@
 
 keys: `serves(x)` says whether keys (B, H, N, e) can be taken, and `runs_on(x)` whether kernels run where a tensor lies;
 `blur_keys` and `draw_order` do what Blur and DropKey do to keys. penalties: `reads(out)` and `serves(q, k, heads)` say
-whether `output_square` and `logit_squares` can be asked, `passes(out)` whether `passed_square` can. softmax:
-`serves(logits, methods)` says whether `perturbed_softmax` can be. They are found by name, so that methods and the
-reference can be read, and run, without any GPU code.
+whether `output_square` and `logit_squares` can be asked, `passes(x, weight, bias)` whether `squared_linear`
+can. softmax: `serves(logits, methods)` says whether `perturbed_softmax` can be. They are found by name, so that methods
+and the reference can be read, and run, without any GPU code.
 """
 
 from __future__ import annotations

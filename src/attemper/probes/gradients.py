@@ -92,7 +92,7 @@ def penalty_push(tempered: Tempered, forward: Callable[[], Any]) -> tuple[PushRo
         terms: dict[str, Tensor] = {}
         for entry in ledger.take_own()[0]:
             name = f"{entry.method}.{entry.component}"
-            terms[name] = terms[name] + entry.value if name in terms else entry.value
+            terms[name] = terms[name] + entry.term if name in terms else entry.term
         del out
         if not terms:
             raise NoSiteError("no method of this recipe adds a penalty; explicit and arora do")

@@ -168,7 +168,7 @@ class Tempered(Replay):
     def penalties(self) -> list[PenaltyRow]:
         """The terms of the penalty, one row per block and component: those not yet taken, else those taken last."""
         entries = self.control.ledger.untaken() or self.control.ledger.last
-        return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.value.detach())) for e in entries]
+        return [PenaltyRow(e.site, e.block, e.method, e.component, float(e.term.detach())) for e in entries]
 
     @property
     def loss_scale(self) -> float | Callable[[], float]:

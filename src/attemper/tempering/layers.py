@@ -30,6 +30,7 @@ from attemper.tempering.subclassing import Action, site_of, state_of
 from attemper.tempering.wrapped import addition, effective, is_known, is_outermost, mapped_product
 
 Layout = Literal["batch_first", "sequence_first", "channels_first"]
+LINEAR = nn.Linear.forward
 MOST = 256
 """Shapes of which something is remembered. Where lengths change with every batch, they would become ever more."""
 
@@ -248,17 +249,27 @@ class MlpPenaltyAction(Action):
     """Where the layer stands; what adapters add to it there belongs to its weight."""
     untouched: Any = field(init=False, default_factory=fused.penalties.Untouched, compare=False)
     """Whether the model leaves what the layer gives as it is."""
-    factors: dict[tuple[int, int], float | None] = field(init=False, default_factory=dict, compare=False)
-    """Samples and tokens → `layer_factor`."""
+    factors: dict[torch.Size, float | None] = field(init=False, default_factory=dict, compare=False)
+    """Shape of the layer's input → `layer_factor`."""
+    sums: bool = field(init=False)
+    """Whether its terms are sums over samples."""
+
+    def __post_init__(self) -> None:
+        self.sums = cast(Penalty, self.method).sums
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method, self.factors = methods[self.method.name].at(self.place), {}
+        self.sums = cast(Penalty, self.method).sums
 
     def acts(self, training: bool) -> bool:
         return self.control.penalises(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if self.control.is_inside():
+            if len(args) == 1 and not kwargs and getattr(forward, "__func__", None) is LINEAR:
+                passed = self.pass_on(args[0], module)
+                if passed is not None:
+                    return passed
             return self.penalise(module, forward, args, kwargs)
 
         def penalised(*args: Any, **kwargs: Any) -> Any:
@@ -271,17 +282,13 @@ class MlpPenaltyAction(Action):
         if is_distributed():
             refuse_parts(self.control, self.method, self.place)
         known = is_known(self.slot, module)
-        added = None if known else addition(self.method.name, self.place.name, self.slot, module)
         x = args[0] if len(args) == 1 else input_in_front(args, kwargs)[0][0]
         refuse_nested(x)
+        added = None if known else addition(self.method.name, self.place.name, self.slot, module)
         out = forward(*args, **kwargs)
         # nothing is inside of this action but the plain layer, and nothing is added outside of it
         plain = known or (added is None and state_of(module).original in (nn.Linear, nn.Conv2d))
         tokens = to_tokens(x, self.layout)
-        if plain and self.layout != "channels_first":
-            passed = self.pass_on(out, tokens, module)
-            if passed is not None:
-                return passed
         weight = cast(Tensor, module.weight)
         weight = weight if added is None else effective(weight, added)
         weight = weight.t() if is_transposed(module) else weight.flatten(1)
@@ -294,24 +301,36 @@ class MlpPenaltyAction(Action):
             self.enter(component, term)
         return out
 
-    def pass_on(self, out: Tensor, tokens: Tensor, layer: nn.Module) -> Tensor | None:
-        """What the layer gives, through a function that takes its square on the way; None: no kernel does."""
-        if not fused.penalties.passes(out):
+    def pass_on(self, x: Tensor, layer: nn.Module) -> Tensor | None:
+        """What a linear layer gives, by a function that takes its square on the way; None: no kernel does."""
+        opened = self.control.ledgers.own.open
+        if opened is None or opened.shared or not is_known(self.slot, layer):
             return None
-        samples, each = tokens.shape[0], tokens.shape[1]
-        if (samples, each) not in self.factors:
-            if len(self.factors) > MOST:
-                self.factors.clear()
-            factor = cast(Penalty, self.method).layer_factor(self.which, samples, each, self.place)
-            self.factors[samples, each] = factor
-        factor = self.factors[samples, each]
+        weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+        assert weight is not None  # a layer that is known has one
+        if not fused.penalties.passes(x, weight, bias):
+            return None
+        if x.shape not in self.factors:
+            self.remember_factor(x)
+        factor = self.factors[x.shape]
         if not factor:  # 0: there is no term
             return None
-        bias = cast("Tensor | None", layer.bias)
-        passed, term = fused.penalties.passed_square(out, bias, factor, self.untouched)
-        self.enter(self.which, term)
-        return passed
+        found = fused.penalties.squared_linear(x, weight, bias, factor, self.untouched)
+        if found is None:
+            return None
+        self.enter(self.which, found[1])
+        return found[0]
+
+    def remember_factor(self, x: Tensor) -> None:
+        """Note what the square of the layer's output for an input like this one is multiplied with, if that is all."""
+        if len(self.factors) > MOST:
+            self.factors.clear()
+        factor = None
+        if self.layout != "channels_first":
+            samples, each = to_tokens(x, self.layout).shape[:2]
+            factor = cast(Penalty, self.method).layer_factor(self.which, samples, each, self.place)
+        self.factors[x.shape] = factor
 
     def enter(self, component: str, term: Tensor) -> None:
-        sums = cast(Penalty, self.method).sums
-        self.control.enter(Entry(self.place.name, self.place.block, self.method.name, component, term, sums))
+        place = self.place
+        self.control.enter(Entry(place.name, place.block, self.method.name, component, term, self.sums))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attemper.errors import PenaltyError
+from attemper.tempering.mesh import is_distributed
 from attemper.tempering.outputs import map_tensors
 
 KEPT = 2
@@ -31,8 +31,14 @@ class Entry(NamedTuple):
     method: str
     component: str
     value: Tensor
+    """A scalar, or (n,): numbers whose sum is meant, which a kernel has left to whoever adds up the terms."""
     sums: bool = False
     """Whether the value is a sum over samples; otherwise it is a mean."""
+
+    @property
+    def term(self) -> Tensor:
+        """The value as a scalar."""
+        return self.value.sum() if self.value.dim() else self.value
 
 
 class Ticket:
@@ -82,6 +88,8 @@ class Pass:
         self.opener = opener
         """Which module it began with: the whole model, or a part that was run by itself."""
         self.entries: list[Entry] = []
+        self.shared = is_distributed()
+        """Whether other processes take part."""
         self.ticket = Ticket((), False, False)
         self.anchor: weakref.ref[Anchor] | None = None
         """None: the output has no gradient that could hold one."""
@@ -151,8 +159,8 @@ class Ledger:
         self.forgot = False
         """Whether a backward pass went through the output of a compiled pass whose terms nobody had taken."""
         self.pending = NOTHING
-        self.last: tuple[Entry, ...] = ()
-        """The terms that were taken last, without their graphs."""
+        self.taken: tuple[list[Entry], list[int], Tensor] | None = None
+        """The terms that were taken last, without their own values; how many numbers each has; all, with no graph."""
         self.sentinel = self.guard(torch.device("cpu"))
         """A leaf that gets a gradient when backward goes through the output of a compiled pass."""
         self.draws: Any = None
@@ -217,12 +225,19 @@ class Ledger:
         self.lost = 0
         self.uncompared = False
 
-    def remember(self, entries: list[Entry], values: Iterable[Tensor]) -> None:
-        """Keep the terms that somebody takes now. values: theirs, without a graph."""
-        self.last = tuple(
-            Entry(entry.site, entry.block, entry.method, entry.component, value, entry.sums)
-            for entry, value in zip(entries, values, strict=True)
-        )
+    def remember(self, entries: list[Entry], values: Tensor) -> None:
+        """Keep the terms that somebody takes now. values: theirs, one behind the other."""
+        values = values.detach()
+        said = [Entry(e.site, e.block, e.method, e.component, values, e.sums) for e in entries]
+        self.taken = said, [entry.value.numel() for entry in entries], values
+
+    @property
+    def last(self) -> list[Entry]:
+        """The terms that were taken last, without their graphs."""
+        if self.taken is None:
+            return []
+        entries, counts, values = self.taken
+        return [e._replace(value=part.sum()) for e, part in zip(entries, values.split(counts), strict=True)]
 
     def living(self) -> list[Pass]:
         """The passes whose output lives; where there is none, those whose output was dropped last."""

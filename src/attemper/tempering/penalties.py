@@ -130,7 +130,7 @@ class Control:
         A backward pass that recomputes a checkpointed block does not, nor do later passes of a comparison. Both
         compute the term all the same: checkpointing wants the tensors of the first time again.
         """
-        ledger = self.ledger
+        ledger = self.ledgers.own
         if ledger.muted:
             return
         if entry.sums and self.batch_share != 1:

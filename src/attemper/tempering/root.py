@@ -134,16 +134,50 @@ def run_compiled_pass(control: Control, module: nn.Module, forward: Any, args: A
 
 
 def total(entries: list[Entry]) -> tuple[Tensor, Tensor]:
-    """The sum of terms, which may lie on several devices; and all of them in one tensor."""
+    """The sum of terms, which may lie on several devices; and all of their values in one tensor."""
     device = entries[-1].value.device
-    together = torch.stack([entry.value.to(device) for entry in entries])
-    return together.sum(), together
+    values = [entry.value if entry.value.device == device else entry.value.to(device) for entry in entries]
+    if not all(is_ordinary(value) for value in values):
+        scalars = all(value.dim() == 0 for value in values)
+        together = torch.stack(values) if scalars else torch.cat([value.reshape(-1) for value in values])
+        return together.sum(), together
+    penalty, together = Total.apply(*values)
+    return penalty, together
+
+
+def is_ordinary(value: Tensor) -> bool:
+    """Whether nobody but autograd, in reverse, follows what is done to a term."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(value) is Tensor and torch.autograd.forward_ad._current_level < 0
+
+
+class Total(torch.autograd.Function):
+    """The sum of scalars and of the elements of vectors, and all of them in one tensor.
+
+    Its gradient is the same number for all: what `torch.cat` would give is a view for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, Tensor]:
+        together = torch.cat([value if value.dim() else value.view(1) for value in values])
+        ctx.shapes = [value.shape for value in values]
+        ctx.mark_non_differentiable(together)
+        ctx.set_materialize_grads(False)
+        return together.sum(), together
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * len(ctx.shapes)
+        of_shape = {shape: grad.expand(shape) for shape in set(ctx.shapes)}
+        return tuple([of_shape[shape] for shape in ctx.shapes])
 
 
 def total_of(entries: list[Entry], ledger: Ledger) -> Tensor:
     """The sum of terms that are taken now, which the ledger remembers."""
     penalty, together = total(entries)
-    ledger.remember(entries, together.detach().unbind())
+    ledger.remember(entries, together)
     return penalty
 
 

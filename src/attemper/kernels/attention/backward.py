@@ -319,7 +319,7 @@ def backward_kernel(
     saved,  # row words; deltas paired with log-sum-exps
     tables,  # of dropping, of hard masking, cuts of its rows
     mask,  # elements, four strides, row tops, their three strides
-    penalties,  # factors, biases, Gram matrices, shifts
+    penalties,  # factors, biases, Gram matrices, shifts, what the factors are multiplied with
     sizes,  # query heads, how many of them share a key head, queries, keys
     scales,  # of scores, and of logits to the base of two
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,

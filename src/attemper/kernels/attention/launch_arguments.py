@@ -41,6 +41,7 @@ class PenaltyGradients:
     """What penalties add to the gradients of Q, K and V, where they have the same heads (see `penalty_gradients.py`).
 
     factors: float32, one for each penalty, that on V first.
+    scales: what they are multiplied with, that on V first, then that on logits.
     bias: (3 · H · e), of Q, K and V; None: they have none.
     grams: (B, H, 2, e, e), KᵀK and QᵀQ of every head without biases, in the dtype of Q; None: logits have no penalty.
     shifts: (B, 2 · H · e) float32, b_q·KᵀK and b_k·QᵀQ; read where there are Gram matrices and a bias.
@@ -52,15 +53,17 @@ class PenaltyGradients:
     grams: Tensor | None
     shifts: Tensor
     values: bool
+    scales: tuple[float, float] = (1.0, 1.0)
 
 
-def penalty_gradient_arguments(
-    given: PenaltyGradients | None, like: Tensor
-) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Penalty gradients as kernels take them: four tensors, and constants. like: what to point at without any."""
+def penalty_gradient_arguments(given: PenaltyGradients | None, like: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Penalty gradients as kernels take them: four tensors, two numbers; and constants.
+
+    like: what to point at without any.
+    """
     if given is None:
-        return (like, like, like, like), {"PENALTY": "none", "BIAS": False}
+        return (like, like, like, like, 1.0, 1.0), {"PENALTY": "none", "BIAS": False}
     logits = given.grams is not None
     kind = "both" if logits and given.values else "logits" if logits else "values"
     bias, grams = (like if t is None else t for t in (given.bias, given.grams))
-    return (given.factors, bias, grams, given.shifts), {"PENALTY": kind, "BIAS": given.bias is not None}
+    return (given.factors, bias, grams, given.shifts, *given.scales), {"PENALTY": kind, "BIAS": given.bias is not None}

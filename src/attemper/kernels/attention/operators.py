@@ -136,7 +136,7 @@ def backward_into(
             grad.zero_()
         return
     masked, kind = mask_arguments(mask, tops, q)
-    penalty_tensors, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
+    penalties, penalty_constants = penalty_gradient_arguments(penalty_gradients, stats)
     found = backward_launches(
         q, k, v, (dout, out, *grads), mask, kind, NOTHING if table is None else drop, causal, fill, dlse is None,
         penalty_constants,
@@ -148,14 +148,14 @@ def backward_into(
             penalty_gradients=penalty_gradients, dlse=dlse,
         )  # fmt: skip
         return
-    aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalty_tensors)
+    aligned = is_aligned(q, k, v, dout, out, *grads, stats, flags, table, hard, cuts, mask, tops, *penalties[:4])
     tensors, tables = (q, k, v, dout, out, *grads), (table, hard, cuts)
-    run_backward(found, tensors, stats, flags, masked, tables, penalty_tensors, scale, aligned, dlse)
+    run_backward(found, tensors, stats, flags, masked, tables, penalties, scale, aligned, dlse)
 
 
 def run_backward(
     found: BackwardLaunches, tensors: tuple[Tensor, ...], stats: Tensor, flags: Tensor, masked: tuple[Any, ...],
-    tables: tuple[Tensor | None, Tensor | None, Tensor | None], penalty_tensors: tuple[Tensor, ...], scale: float,
+    tables: tuple[Tensor | None, Tensor | None, Tensor | None], penalties: tuple[Any, ...], scale: float,
     aligned: bool, dlse: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Launch the kernels of a backward pass. tensors: q, k, v, dout, out, and the gradients of q, k and v."""
@@ -171,7 +171,7 @@ def run_backward(
         if found.whole is not None:
             found.whole(
                 aligned, q_rows, k_rows, v_rows, out_rows, dout_rows, dq_rows, dk_rows, dv_rows,
-                (stats, words, flags, left), read, masked, penalty_tensors, found.sizes[0], scales,
+                (stats, words, flags, left), read, masked, penalties, found.sizes[0], scales,
             )  # fmt: skip
             return
         pairs = torch.empty(stats.shape[1:], dtype=torch.int64, device=q.device)
@@ -182,7 +182,7 @@ def run_backward(
             deltas -= dlse
         found.main(
             aligned, q_rows, k_rows, v_rows, dout_rows, dq_rows, dk_rows, dv_rows, saved, read, masked,
-            penalty_tensors, found.sizes, scales,
+            penalties, found.sizes, scales,
         )  # fmt: skip
         if tables[0] is not None:
             found.spared(

@@ -21,7 +21,7 @@ from attemper.kernels.common.flops import counted_by, grams_flops, packed_backwa
 from attemper.kernels.common.launch import DEVICES
 from attemper.kernels.penalties import logit_squares, output_square
 from attemper.kernels.penalties.logits import squares_and_grams
-from attemper.kernels.penalties.outputs import square_of_rows, totals
+from attemper.kernels.penalties.outputs import squares_of_rows, totals
 from attemper.kernels.penalties.passing import bias_gradient
 from attemper.ops.announced import announced
 
@@ -51,11 +51,11 @@ def with_squares(
 
     qkv: (B, N, 3 · H · e), what the projection gave for Q, K and V; bias: (3 · H · e,), None: it has none.
     values, logits: factors of ‖V − b_v‖² and of ‖(Q − b_q)(K − b_k)ᵀ‖²; 0: that one is not asked for. Behind the
-        output comes one number for each that is, in this order.
+        output comes a scalar for each that is, or numbers whose sum is meant, in this order.
     """
     if is_plain(q, qkv) and lie_in(qkv, q, k, v):
         results: tuple[Tensor, ...] = DirectPenalisedAttention.apply(
-            qkv, bias, q.shape[1], values, logits, (q, k, v), *operators.filled(others)
+            qkv, bias, values, logits, (q, k, v), None, *operators.filled(others)
         )
         return results
     wanted = values != 0, logits != 0
@@ -87,27 +87,37 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """Output, stats, flags; squares; the sums of tokens that the bias' gradient needs; Gram matrices and shifts."""
     attended = operators.forward(*_thirds(qkv, heads), *others)
-    squares, sums, grams, shifts = _squares(qkv, bias, heads, float(values), float(logits))
+    squares, sums, grams, shifts = _squares(qkv, bias, heads, values, logits)
     empty = qkv.new_empty(0), qkv.new_empty(0, dtype=torch.float32)
     return *attended, *_joined(squares, sums), *(empty if grams is None or shifts is None else (grams, shifts))
 
 
 def _squares(
-    qkv: Tensor, bias: Tensor | None, heads: int, values: float, logits: float
+    qkv: Tensor, bias: Tensor | None, heads: int, values: bool, logits: bool
 ) -> tuple[list[Tensor], list[Tensor], Tensor | None, Tensor | None]:
-    """Squares times their factors, the sums that go with them; Gram matrices and shifts, if logits are asked for."""
-    begin = qkv.shape[2] // 3 * 2
+    """Squares, the sums that go with them; Gram matrices and shifts, if logits are asked for."""
     squares, sums, grams, shifts = [], [], None, None
     if values:
-        given = qkv if qkv.is_contiguous() else qkv.contiguous()
-        own = None if bias is None else bias[begin:]
-        square, columns = square_of_rows(given[..., begin:], qkv.shape[2], own, values)
+        square, columns = totals(*_value_squares(qkv, bias, 1.0))
         squares, sums = [square], [columns]
     if logits:
-        each, grams, of_samples, shifts = squares_and_grams(qkv, bias, heads)
-        square, of_all = totals(each, of_samples, logits)
+        square, of_all, grams, shifts = _logit_square(qkv, bias, heads, 1.0)
         squares, sums = [*squares, square], [*sums, of_all]
     return squares, sums, grams, shifts
+
+
+def _value_squares(qkv: Tensor, bias: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+    """`squares_of_rows` of V."""
+    begin = qkv.shape[2] // 3 * 2
+    given = qkv if qkv.is_contiguous() else qkv.contiguous()
+    return squares_of_rows(given[..., begin:], qkv.shape[2], None if bias is None else bias[begin:], factor)
+
+
+def _logit_square(qkv: Tensor, bias: Tensor | None, heads: int, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """factor · ‖(Q − b_q)(K − b_k)ᵀ‖², the sums that go with it, Gram matrices and shifts."""
+    each, grams, of_samples, shifts = squares_and_grams(qkv, bias, heads)
+    square, of_all = totals(each, of_samples, factor)
+    return square, of_all, grams, shifts
 
 
 def _thirds(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,76 +169,100 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, dout: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    dsquares, sums = others[2], ctx.saved_tensors[5]
+    qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
+    dsquares = others[2]
     factors = sums.new_zeros(ctx.values + ctx.logits) if dsquares is None else 2 * dsquares
-    grad, dbias, dmask = _dispatched(ctx, dout, factors, ctx.needs_input_grad[5])
+    arguments = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    grad, dbias, dmask = _dispatched(
+        torch.zeros_like(out) if dout is None else dout, factors, (qkv, bias, sums, grams, shifts),
+        (out, stats, flags), arguments, ctx.heads, (ctx.values, ctx.logits), ctx.needs_input_grad[5],
+    )  # fmt: skip
     return (grad, dbias, None, None, None, dmask, *([None] * 8))
 
 
 def _dispatched(
-    ctx: Any, dout: Tensor | None, factors: Tensor, masked: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of qkv, of the bias and, if asked for, of the mask, by operators."""
-    qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
-    dout = torch.zeros_like(out) if dout is None else dout
-    grams, shifts = (qkv.new_empty(0) if t is None else t for t in (grams, shifts))
-    others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+    dout: Tensor, factors: Tensor, given: tuple[Any, ...], attended: tuple[Tensor, Tensor, Tensor],
+    others: tuple[Any, ...], heads: int, wanted: tuple[bool, bool], masked: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of qkv, of the bias and, if asked for, of the mask, by operators.
+
+    given: qkv, its bias, sums, Gram matrices, shifts. attended: output, stats, flags. wanted: which squares were.
+    """
+    qkv, bias, sums, *of_logits = given
+    grams, shifts = (qkv.new_empty(0) if t is None else t for t in of_logits)
     grad = torch.ops.attemper.penalised_attention_backward(
-        dout, factors, qkv, bias, ctx.heads, ctx.values, grams, shifts, out, stats, flags, *others
+        dout, factors, qkv, bias, heads, wanted[0], grams, shifts, *attended, *others
     )
-    dbias = None if bias is None else _bias_gradient(factors, sums, ctx.values, ctx.logits, bias)
-    dmask = mask_gradient(dout, *_thirds(qkv, ctx.heads), out, stats, flags, *others) if masked else None
+    dbias = None if bias is None else _bias_gradient(factors, sums, *wanted, bias)
+    dmask = mask_gradient(dout, *_thirds(qkv, heads), *attended, *others) if masked else None
     return grad, dbias, dmask
 
 
 class DirectPenalisedAttention(torch.autograd.Function):
     """The operator in eager mode (see `operators.DirectAttention`), with factors of the squares.
 
-    given: the queries, keys and values in qkv; in a tuple, where autograd does not see them.
+    Of ‖V − b_v‖² it gives numbers whose sum is meant. given: the queries, keys and values in qkv; in a tuple, where
+    autograd does not see them. known: a call of `repeats.py` that this one is, and its tables.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, bias: Tensor | None, heads: int, values: float, logits: float,
-        given: tuple[Tensor, Tensor, Tensor], *others: Any,
+        ctx: Any, qkv: Tensor, bias: Tensor | None, values: float, logits: float,
+        given: tuple[Tensor, Tensor, Tensor], known: tuple[Any, Any] | None, *others: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        out, stats, flags = operators.forward(*given, *others) if known is None else known[0].forward(*given, known[1])
         mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop = others
-        out, stats, flags = operators.forward(*given, *others)
-        squares, sums, grams, shifts = _squares(qkv, bias, heads, values, logits)
-        joined = sums[0] if len(sums) == 1 else torch.cat(sums)
-        ctx.heads, ctx.values, ctx.logits = heads, values != 0, logits != 0
-        ctx.factors = [factor for factor in (values, logits) if factor]
+        squares, columns, sums, grams, shifts = [], None, None, None, None
+        if values:
+            square, columns = _value_squares(qkv, bias, values)
+            squares.append(square)
+        if logits:
+            square, sums, grams, shifts = _logit_square(qkv, bias, given[0].shape[1], logits)
+            squares.append(square)
+        ctx.call, ctx.heads, ctx.factors = None if known is None else known[0], given[0].shape[1], (values, logits)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(qkv, bias, out, stats, flags, joined, grams, shifts, mask, table, tops, cuts, hard)
+        ctx.save_for_backward(qkv, bias, out, stats, flags, columns, sums, grams, shifts, mask, table, tops, cuts, hard)
         return out, *squares
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, *dsquares: Tensor | None) -> tuple[Tensor | None, ...]:
-        qkv, bias, out, stats, flags, sums, grams, shifts, mask, table, tops, cuts, hard = ctx.saved_tensors
-        factors = _doubled(dsquares, ctx.factors, sums)
+        qkv, bias, out, stats, flags, columns, sums, grams, shifts, *kept = ctx.saved_tensors
+        mask, table, tops, cuts, hard = kept
+        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
+        values, logits = ctx.factors
+        factors, scales = _first_of(dsquares, out), (2 * values, 2 * logits)
         dout = torch.zeros_like(out) if dout is None else dout
         if not is_plain(dout) or torch.is_grad_enabled():
-            grad, dbias, dmask = _dispatched(ctx, dout, factors, ctx.needs_input_grad[6])
+            asked = [scale for scale in scales if scale]
+            factors = factors.reshape(-1)[: len(asked)] * factors.new_tensor(asked)
+            columns = None if columns is None else columns.sum(0)
+            joined = torch.cat([x for x in (columns, sums) if x is not None])
+            grad, dbias, dmask = _dispatched(
+                dout, factors, (qkv, bias, joined, grams, shifts), (out, stats, flags), others, ctx.heads,
+                (values != 0, logits != 0), ctx.needs_input_grad[6],
+            )  # fmt: skip
             return (grad, dbias, *([None] * 4), dmask, *([None] * 8))
         grad = torch.empty_like(qkv)
         given = PenaltyGradients(
-            factors, None if bias is None else bias.contiguous(), grams, sums if shifts is None else shifts, ctx.values
-        )
-        others = (mask, table, ctx.scale, ctx.causal, tops, cuts, hard, ctx.fill, ctx.drop)
-        attended = (*views(qkv, ctx.heads), out, stats, flags)
-        operators.backward_into(views(grad, ctx.heads), dout, *attended, *others, penalty_gradients=given)
-        dbias = None if bias is None else bias_gradient(factors, sums, ctx.values, ctx.logits, bias)
+            factors, None if bias is None else bias.contiguous(), grams, stats if shifts is None else shifts,
+            values != 0, scales,
+        )  # fmt: skip
+        attended, wanted = (*views(qkv, ctx.heads), out, stats, flags), views(grad, ctx.heads)
+        if ctx.call is None:
+            operators.backward_into(wanted, dout, *attended, *others, penalty_gradients=given)
+        else:
+            ctx.call.backward(dout, attended[:3], wanted, out, stats, flags, (table, hard, cuts), given)
+        dbias = None if bias is None else bias_gradient(factors, scales, columns, sums, bias)
         dmask = mask_gradient(dout, *attended, *others) if ctx.needs_input_grad[6] else None
         return (grad, dbias, *([None] * 4), dmask, *([None] * 8))
 
 
-def _doubled(grads: Sequence[Tensor | None], factors: list[float], like: Tensor) -> Tensor:
-    """Twice the gradients of squares, times the factors of these."""
-    doubled = [
-        like.new_zeros(1) if grad is None else (2 * factor * grad).view(1)
-        for grad, factor in zip(grads, factors, strict=True)
-    ]
-    return doubled[0] if len(doubled) == 1 else torch.cat(doubled)
+def _first_of(grads: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """The gradients of squares, of which kernels read the first number: one that is meant as a sum has equal ones."""
+    if len(grads) == 1 and grads[0] is not None:
+        return grads[0]
+    zero = like.new_zeros(1, dtype=torch.float32)
+    return torch.cat([zero if grad is None else grad.view(-1)[:1] for grad in grads])
 
 
 def _bias_gradient(factors: Tensor, sums: Tensor, values: bool, logits: bool, bias: Tensor) -> Tensor:

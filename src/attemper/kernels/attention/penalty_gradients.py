@@ -19,6 +19,7 @@ class Penalties(NamedTuple):
 
     factors_ptr: a factor for each penalty, that on V first. bias_ptr: the bias of V. grams_ptr: KᵀK, then QᵀQ.
     shifts_ptr, stride: b_q·KᵀK, and `stride` further b_k·QᵀQ.
+    of_values, of_logits: what the factors are multiplied with.
     """
 
     factors_ptr: Any
@@ -26,16 +27,18 @@ class Penalties(NamedTuple):
     grams_ptr: Any
     shifts_ptr: Any
     stride: Any
+    of_values: Any
+    of_logits: Any
 
 
 @triton.jit
 def penalties_of(penalties, b, h, heads, E: tl.constexpr):
-    """`Penalties` of a sample and head. penalties: factors, biases, Gram matrices and shifts of all."""
-    factors_ptr, bias_ptr, grams_ptr, shifts_ptr = penalties
+    """`Penalties` of a sample and head. penalties: factors, biases, Gram matrices and shifts of all, two numbers."""
+    factors_ptr, bias_ptr, grams_ptr, shifts_ptr, of_values, of_logits = penalties
     grams_ptr += (b * heads + h) * 2 * E * E
     bias_ptr += (2 * heads + h) * E
     shifts_ptr += (2 * b * heads + h) * E
-    return Penalties(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, heads * E)
+    return Penalties(factors_ptr, bias_ptr, grams_ptr, shifts_ptr, heads * E, of_values, of_logits)
 
 
 @triton.jit
@@ -53,7 +56,7 @@ def add_value_penalty(dv, v, keys, nk, penalties, options, PENALTY: tl.constexpr
         tile = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if BIAS:
             tile -= tl.load(penalties.bias_ptr + columns, mask=columns < options.EV, other=0.0).to(tl.float32)[None, :]
-        dv += tl.load(penalties.factors_ptr) * tile
+        dv += tl.load(penalties.factors_ptr) * penalties.of_values * tile
     return dv
 
 
@@ -68,5 +71,5 @@ def add_logit_penalty(grad, x, penalties, options, SIDE: tl.constexpr, PENALTY: 
         if BIAS:
             shifts_ptr = penalties.shifts_ptr + SIDE * penalties.stride
             product -= tl.load(shifts_ptr + columns, mask=columns < options.E, other=0.0)[None, :]
-        grad += tl.load(penalties.factors_ptr + (PENALTY == "both")) * product
+        grad += tl.load(penalties.factors_ptr + (PENALTY == "both")) * penalties.of_logits * product
     return grad

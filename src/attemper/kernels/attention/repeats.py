@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attemper.kernels.attention import operators, packed, penalised
-from attemper.kernels.attention.launch_arguments import mask_arguments
+from attemper.kernels.attention.launch_arguments import PenaltyGradients, mask_arguments, penalty_gradient_arguments
 from attemper.kernels.attention.launches import BackwardLaunches, ForwardLaunches, backward_launches, forward_launches
 from attemper.kernels.attention.prepare import TAIL, row_cuts, table_launch
 from attemper.kernels.common.direct import is_aligned, remember
@@ -26,7 +26,6 @@ from attemper.ops.outside_softmax import is_outside
 from attemper.ops.perturbation import LargestDrop, Perturbation
 from attemper.ops.stream import LANES, NOWHERE, Source, signed, threshold
 
-NO_PENALTIES = {"PENALTY": "none", "BIAS": False}
 Three = tuple[Tensor, Tensor, Tensor]
 
 
@@ -116,8 +115,12 @@ class Repeat:
         """The output, and squares of the projection that gave q, k and v, each times its factor."""
         q, k, v = given[0], self.keys_of(given[1], drawn), given[2]
         tables = self.tables_of(q, k, drawn)
-        factors = [wanted.get(name, 0.0) for name in penalised.SQUARES]
-        out, *taken = penalised.with_squares(qkv, bias, q, k, v, *factors, *self.others(tables))
+        factors = wanted.get("v", 0.0), wanted.get("qk", 0.0)
+        if is_plain(qkv) and packed.lie_in(qkv, q, k, v):
+            given, others = (q, k, v), self.others(tables)
+            out, *taken = penalised.DirectPenalisedAttention.apply(qkv, bias, *factors, given, (self, tables), *others)
+        else:
+            out, *taken = penalised.with_squares(qkv, bias, q, k, v, *factors, *self.others(tables))
         names = [name for name in penalised.SQUARES if wanted.get(name)]
         return self.heads_of(out, drawn), dict(zip(names, taken, strict=True))
 
@@ -167,22 +170,27 @@ class Repeat:
         return operators.run_forward(found, q, k, v, masked, tables, self.scale * LOG2E, is_aligned(q, k, v))
 
     def backward(
-        self, dout: Tensor, given: Three, grads: Three, out: Tensor, stats: Tensor, flags: Tensor, tables: Tables
-    ) -> None:
-        """Write the gradients of q, k and v."""
+        self, dout: Tensor, given: Three, grads: Three, out: Tensor, stats: Tensor, flags: Tensor, tables: Tables,
+        penalties: PenaltyGradients | None = None,
+    ) -> None:  # fmt: skip
+        """Write the gradients of q, k and v, with what penalties add to them."""
         q, k, v = given
-        key = (dout.stride(), dout.dtype, q.stride(), k.stride(), grads[0].stride(), _precision(q))
+        added, constants = penalty_gradient_arguments(penalties, stats)
+        kind = constants["PENALTY"], constants["BIAS"]
+        key = (dout.stride(), dout.dtype, q.stride(), k.stride(), grads[0].stride(), _precision(q), kind)
         if key not in self.backwards:
             others, settings = (dout, out, *grads), (self.inside.code, self.causal, self.inside.fill)
-            found = backward_launches(q, k, v, others, None, "none", *settings, True, NO_PENALTIES)
+            found = backward_launches(q, k, v, others, None, "none", *settings, True, constants)
             remember(self.backwards, key, found)
         found = self.backwards[key]
         if found is None:
-            operators.backward_into(grads, dout, *given, out, stats, flags, *self.others(tables))
+            operators.backward_into(
+                grads, dout, *given, out, stats, flags, *self.others(tables), penalty_gradients=penalties
+            )  # fmt: skip
             return
-        masked, aligned = mask_arguments(None, None, q)[0], is_aligned(q, k, v, dout)
-        tensors, nothing = (q, k, v, dout, out, *grads), (stats, stats, stats, stats)
-        operators.run_backward(found, tensors, stats, flags, masked, tables, nothing, self.scale, aligned)
+        masked, aligned = mask_arguments(None, None, q)[0], is_aligned(q, k, v, dout, *added[:4])
+        tensors = (q, k, v, dout, out, *grads)
+        operators.run_backward(found, tensors, stats, flags, masked, tables, added, self.scale, aligned)
 
 
 def _source(drawn: Source | None) -> Source:

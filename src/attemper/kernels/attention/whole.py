@@ -206,7 +206,7 @@ def whole_kernel(
     stats,  # log-sum-exps, row words, flags, shares
     tables,  # of dropping, of hard masking, cuts of its rows
     mask,  # elements, four strides, row tops, their three strides
-    penalties,  # factors, biases, Gram matrices, shifts
+    penalties,  # factors, biases, Gram matrices, shifts, what the factors are multiplied with
     heads,
     scales,  # of scores, and of logits to the base of two
     NQ: tl.constexpr, NK: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, EV: tl.constexpr, BEV: tl.constexpr,

@@ -9,7 +9,18 @@ from torch import Tensor
 
 from attemper.kernels.common.direct import launch
 
-__all__ = ["DEVICES", "FLAG_ROWS", "LOG2E", "launch", "on_device", "precision", "strided", "token_major", "unit_stride"]
+__all__ = [
+    "DEVICES",
+    "FLAG_ROWS",
+    "LOG2E",
+    "is_here",
+    "launch",
+    "on_device",
+    "precision",
+    "strided",
+    "token_major",
+    "unit_stride",
+]
 FLAG_ROWS = 16
 LOG2E = math.log2(math.e)
 HERE = contextlib.nullcontext()
@@ -18,9 +29,12 @@ DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
 
 def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
     """A context in which kernels are launched on the device of `t`."""
-    if not t.is_cuda or torch.cuda.current_device() == t.get_device():
-        return HERE
-    return torch.cuda.device(t.device)
+    return HERE if is_here(t) else torch.cuda.device(t.device)
+
+
+def is_here(t: Tensor) -> bool:
+    """Whether kernels are launched on the device of `t` anyway."""
+    return not t.is_cuda or bool(torch._C._cuda_getDevice() == t.get_device())
 
 
 def unit_stride(t: Tensor) -> Tensor:

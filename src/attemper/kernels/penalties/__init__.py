@@ -5,15 +5,16 @@ written in forward but one number per head. Triton is imported when a kernel fir
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attemper.kernels.common.devices import DTYPES, refuse_device, runs_on
 from attemper.kernels.common.eager import is_plain
 from attemper.kernels.penalties.logits import logit_squares, widest
 from attemper.kernels.penalties.outputs import output_square
-from attemper.kernels.penalties.passing import Untouched, passed_square
+from attemper.kernels.penalties.passing import Untouched, squared_linear
+from attemper.ops.precision import autocast_dtype
 
-__all__ = ["Untouched", "logit_squares", "output_square", "passed_square", "passes", "reads", "serves"]
+__all__ = ["Untouched", "logit_squares", "output_square", "passes", "reads", "serves", "squared_linear"]
 
 
 def reads(out: Tensor) -> bool:
@@ -21,12 +22,16 @@ def reads(out: Tensor) -> bool:
     return not torch.compiler.is_compiling() and out.dtype in DTYPES and out.numel() > 0 and runs_on(out)
 
 
-def passes(out: Tensor) -> bool:
-    """Whether a layer's output can go through `passed_square`: only autograd follows it, nobody hooks what it saves."""
-    if not (is_plain(out) and out.requires_grad and torch.is_grad_enabled()):
+def passes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether `squared_linear` can be asked: only autograd follows what it gives, and nobody hooks what it saves."""
+    if not (is_plain(x) and (bias is None or type(bias) is nn.Parameter)):
         return False
-    taken = out.dtype in DTYPES and out.numel() > 0 and refuse_device(out.device) is None
-    return taken and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        return False
+    dtype = autocast_dtype(x) or weight.dtype
+    if dtype not in DTYPES or x.is_nested or x.numel() == 0 or refuse_device(x.device) is not None:
+        return False
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def serves(q: Tensor, k: Tensor, heads: int) -> bool:

@@ -217,10 +217,10 @@ def backward_kernel(
 
 @triton.jit
 def square_kernel(
-    x_ptr, bias_ptr, sums_ptr, squares_ptr, x_n, rows, cols,
-    BIAS: tl.constexpr, PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    x_ptr, bias_ptr, sums_ptr, squares_ptr, x_n, rows, cols, factor,
+    BIAS: tl.constexpr, SUMS: tl.constexpr, PER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the columns of X − b over PER rows, and of all their squares. Grid: rows × columns, in blocks.
+    """factor · ‖X − b‖² of PER rows; SUMS: and the sums of the columns of X − b. Grid: rows × columns, in blocks.
 
     From the last block to the first, as in `grams_kernel`.
     """
@@ -237,10 +237,12 @@ def square_kernel(
         x = tl.load(x_ptr + at[:, None] * x_n + columns[None, :], mask=there, other=0.0).to(tl.float32)
         if BIAS:
             x = tl.where(there, x - bias[None, :], 0.0)
-        sums += x
+        if SUMS:
+            sums += x
         squares += x * x
-    tl.store(sums_ptr + block * cols + columns, tl.sum(sums, 0), mask=inside)
-    tl.store(squares_ptr + block * tl.num_programs(1) + tl.program_id(1), tl.sum(squares))
+    if SUMS:
+        tl.store(sums_ptr + block * cols + columns, tl.sum(sums, 0), mask=inside)
+    tl.store(squares_ptr + block * tl.num_programs(1) + tl.program_id(1), tl.sum(squares) * factor)
 
 
 @triton.jit

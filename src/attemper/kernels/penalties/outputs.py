@@ -13,7 +13,7 @@ from attemper.kernels.common.launch import DEVICES, launch, on_device
 
 ROWS = 256  # that one program sums
 TILE = {"BM": 64, "BN": 128}
-_squares: dict[Any, "SquareLaunches"] = memory()
+_squares: dict[Any, "Squares"] = memory()
 _totals: dict[Any, Launch] = memory()
 
 torch.library.define("attemper::output_square", "(Tensor out, Tensor bias) -> (Tensor, Tensor)")
@@ -32,48 +32,54 @@ def as_rows(out: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-class SquareLaunches(NamedTuple):
-    """The kernels that take a square: of blocks of rows, and their totals. sums, squares: the shapes of the former."""
+class Squares(NamedTuple):
+    """A kernel that takes squares of blocks of rows. sums, squares: the shapes of what it gives."""
 
-    blocks: Launch
-    totals: Launch
+    launch: Launch
     sums: tuple[int, int]
-    squares: tuple[int, int]
+    squares: tuple[int]
 
 
-def square_and_sums(out: Tensor, bias: Tensor | None, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """factor · ‖out − b‖², and the sums of the columns of out − b, in float32: out (B, N, …), bias (…)."""
+def square_and_sums(out: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """‖out − b‖², and the sums of the columns of out − b, in float32: out (B, N, …), bias (…)."""
     rows = as_rows(out)
-    square, total = square_of_rows(rows, rows.stride(0), bias, factor)
+    square, total = square_of_rows(rows, rows.stride(0), bias, 1.0)
     return square, total.view(out.shape[2:])
 
 
 def square_of_rows(x: Tensor, step: int, bias: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
-    """The same of x (…, columns): rows whose elements lie side by side, each `step` elements behind the one before."""
-    cols, device = x.shape[-1], x.device
-    rows = x.numel() // cols
+    """factor · ‖x − b‖², a scalar, and the sums of the columns of x − b; see `squares_of_rows`."""
+    squares, sums = squares_of_rows(x, step, bias, 1.0)
+    return totals(squares, sums, factor)
+
+
+def squares_of_rows(x: Tensor, step: int, bias: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+    """Numbers whose sum is factor · ‖x − b‖², and (blocks, columns) of which the sums are those of x − b, in float32.
+
+    x (…, columns): rows whose elements lie side by side, each `step` elements behind the one before.
+    """
     bias = None if bias is None else bias.contiguous()
-    key = (rows, cols, step, x.dtype, None if bias is None else bias.dtype, x.get_device())
+    key = (x.shape, step, x.dtype, None if bias is None else bias.dtype, x.get_device())
     found = _squares.get(key)
     if found is None:
-        found = _plan_squares(rows, cols, x, bias)
+        found = _plan_squares(x, bias)
         remember(_squares, key, found)
-    sums = torch.empty(found.sums, dtype=torch.float32, device=device)
-    squares = torch.empty(found.squares, dtype=torch.float32, device=device)
-    total, square = torch.empty(cols, dtype=torch.float32, device=device), sums.new_empty(())
+    sums = torch.empty(found.sums, dtype=torch.float32, device=x.device)
+    squares, cols = torch.empty(found.squares, dtype=torch.float32, device=x.device), found.sums[1]
+    aligned, rows = is_aligned(x, bias), x.numel() // cols
     with on_device(x):
-        found.blocks(is_aligned(x, bias), x, x if bias is None else bias, sums, squares, step, rows, cols)
-        found.totals(True, sums, squares, total, square, found.sums[0], cols, squares.numel(), factor)
-    return square, total
+        found.launch(aligned, x, x if bias is None else bias, sums, squares, step, rows, cols, factor)
+    return squares, sums
 
 
-def _plan_squares(rows: int, cols: int, x: Tensor, bias: Tensor | None) -> SquareLaunches:
+def _plan_squares(x: Tensor, bias: Tensor | None) -> Squares:
     from attemper.kernels.penalties.kernels import square_kernel
 
-    blocks, across, device = -(-rows // ROWS), -(-cols // TILE["BN"]), x.get_device()
-    constants = {"BIAS": bias is not None, "PER": ROWS, **TILE}
-    first = Launch(square_kernel, (blocks, across), device, **constants, num_warps=8)
-    return SquareLaunches(first, _plan_totals(cols, device), (blocks, cols), (blocks, across))
+    cols = x.shape[-1]
+    blocks, across = -(-(x.numel() // cols) // ROWS), -(-cols // TILE["BN"])
+    constants = {"BIAS": bias is not None, "SUMS": True, "PER": ROWS, **TILE}
+    launch = Launch(square_kernel, (blocks, across), x.get_device(), **constants, num_warps=8)
+    return Squares(launch, (blocks, cols), (blocks * across,))
 
 
 def _square(out: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
