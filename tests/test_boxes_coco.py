@@ -227,7 +227,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path, capsys: pytest
         "1 box is of a category that is not listed: 'annotation 105' (category 99)",
         "1 box is of an image that is not listed: 'annotation 106' (image 777)",
         "1 id is there more than once, and only the first counts: 'image 1'",
-        "3 entries are not what COCO writes: 'annotation 107' (its bbox is not four numbers",
+        "3 entries are not what COCO writes: 'annotation 107' (its bbox is [1, 2, 'x', 4], and must be",
         "1 file name is there more than once: 'photo02.png'",
         "1 name of an image leads out of the folder: '../secret.png'",
         "2 images cannot be read: ",

@@ -74,7 +74,7 @@ def test_boxes_of_an_image_that_is_wrong_itself_are_no_second_fault(tmp_path: Pa
     lines = read_annotations(write_json(tmp_path / "all.json", held)).faults.lines()
     assert len(lines) == 1
     assert "entries are not what COCO writes: 'image" not in lines[0]
-    assert "photo01.png' (its width and height are no sizes)" in lines[0]
+    assert "photo01.png' (its width and height are 'wide' and 30, and must be pixels)" in lines[0]
 
 
 # ---------------------------------------------------------------------------------------------------------- categories

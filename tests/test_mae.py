@@ -347,9 +347,10 @@ def test_the_classifier_sees_patches_in_their_order_and_draws_nothing() -> None:
     [
         ("mae:", "does not say which images"),
         ("mae", "does not say which images"),
-        ("mae:numerals", "'numerals' is of another kind"),
+        ("mae:numerals", "one class each that are no stream.*'numerals' has"),
         ("mae:tones", "is on images|square"),
-        ("mae:mae:digits", "is of another kind"),
+        ("mae:mae:digits", "'mae:digits' has 1 × 8 × 8 in patches"),
+        ("mae:shapes", "'shapes' has 3 × 32 × 32 with a class for every pixel"),
         ("mae:digits(mask=1.0)", "mask is 1.0; it must be a number above 0 and below 1"),
         ("mae:digits(mask=most)", "mask is 'most'"),
         ("mae:digits(patch=3)", "cannot be cut into such patches"),

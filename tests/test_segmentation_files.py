@@ -271,15 +271,25 @@ def test_masks_of_less_than_two_classes_say_what_their_numbers_mean(values: tupl
     folder = mask_files.ade(tmp_path / "ade")
     for file in (folder / "annotations").rglob("*.png"):
         mask_files.mask(file, np.resize(values, (8, 10)))
-    with pytest.raises(DataError, match=r"class(es)?, and 2 are needed.*zero=background"):
+    next((folder / "annotations").rglob("*.png")).unlink()
+    with pytest.raises(DataError, match=r"(?s)class(es)?, and 2 are needed.*zero=background.*1 image has no mask"):
         opened(folder)
 
 
 def test_files_of_one_name_and_two_endings_are_told_apart_by_nobody(tmp_path: Path) -> None:
     folder = mask_files.ade(tmp_path / "ade")
     mask_files.image(folder / "images" / "training" / "training_0.jpg")
-    with pytest.raises(DataError, match=r"one name and several endings.*'training_0' \(.jpg, .png\)"):
+    (folder / "images" / "training" / "training_1.png").write_bytes(b"no image")
+    with pytest.raises(DataError) as raised:
         opened(folder)
+    assert (
+        "1 name has files of several endings, so that none is meant: 'images/training/training_0.jpg' (.jpg, .png)"
+        in str(raised.value)
+    )
+    assert "1 image cannot be read: 'images/training/training_1.png' (it is no image that Pillow knows)" in str(
+        raised.value
+    )
+    assert sizes(opened(folder, "broken=skip"))[0] == sizes(opened(mask_files.ade(tmp_path / "whole")))[0] - 1
 
 
 def test_a_folder_of_another_layout_says_what_is_known_and_what_was_likely_meant(tmp_path: Path) -> None:
@@ -301,11 +311,22 @@ def test_a_folder_of_another_layout_says_what_is_known_and_what_was_likely_meant
 def test_a_list_that_names_what_is_not_there_names_it(tmp_path: Path) -> None:
     folder = mask_files.voc(tmp_path / "voc")
     with (folder / "ImageSets" / "Segmentation" / "train.txt").open("a") as file:
-        file.write("ghost\nother\n")
+        file.write("ghost\nother\nother\n")
     with pytest.raises(DataError) as raised:
         opened(folder)
     assert "1 image has no mask: 'JPEGImages/other.png'" in str(raised.value)
     assert "1 name of a list has neither image nor mask: 'ghost (training)'" in str(raised.value)
+    assert "1 image is in a list more than once: 'train.txt: other'" in str(raised.value)
+
+
+def test_names_in_lists_may_have_blanks(tmp_path: Path) -> None:
+    folder = mask_files.voc(tmp_path / "voc")
+    expected = sizes(opened(folder))
+    for file in [*(folder / "JPEGImages").iterdir(), *(folder / "SegmentationClass").iterdir()]:
+        file.rename(file.with_name(f"a {file.name}"))
+    for file in (folder / "ImageSets" / "Segmentation").glob("*.txt"):
+        file.write_text("".join(f"a {line}\n" for line in file.read_text().split()))
+    assert sizes(opened(folder)) == expected
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

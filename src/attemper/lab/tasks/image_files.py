@@ -133,8 +133,7 @@ def _look(file: Path) -> _Look:
     try:
         open_image(data, prepare)
     except UnreadableError as error:
-        unknown = type(error.__cause__).__name__ == "UnidentifiedImageError"
-        return _Look("it is no image that Pillow knows" if unknown else reason_of(error, file))
+        return _Look(reason_of(error, file))
     return _Look("", hashlib.sha256(data).hexdigest(), turned)
 
 

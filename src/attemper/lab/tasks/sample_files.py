@@ -47,7 +47,7 @@ def open_image(given: Path | bytes, prepare: Callable[[Image], Image] | None = N
 
     An image with more pixels than Pillow's limit is refused before it is decoded: it would fill the memory.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     _expect_large_images()
     data = given if isinstance(given, bytes) else read_bytes(given, most=MOST_BYTES)
@@ -59,6 +59,8 @@ def open_image(given: Path | bytes, prepare: Callable[[Image], Image] | None = N
     except Image.DecompressionBombError:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise UnreadableError(f"it has more than {most:,} pixels, which is the most that is decoded") from None
+    except UnidentifiedImageError as error:
+        raise UnreadableError("it is no image that Pillow knows") from error
     except Exception as error:  # of many kinds, by format and by what is wrong
         raise UnreadableError(first_line(error)) from error
 

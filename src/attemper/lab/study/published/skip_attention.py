@@ -185,7 +185,8 @@ MAE = Table(
     printed=("graying/mae",),
     waits_for=(
         "it is two studies, one on the weights of the other: 'attemper compare plans/mae-graying.yaml', then "
-        "plans/mae-graying-finetune.yaml"
+        "plans/mae-graying-finetune.yaml; 'attemper compare plans/mae-graying-smoke.yaml' shows in a minute "
+        "that it runs"
     ),
 )
 

@@ -42,9 +42,10 @@ class Sample:
         return self.image.shape[2]
 
     def resized(self, height: int, width: int) -> "Sample":
-        """Image and boxes in another size."""
+        """Image and boxes in another size; of at least one pixel, however long and narrow the image is."""
         from torchvision.transforms.v2.functional import resize_image
 
+        height, width = max(1, height), max(1, width)
         if (height, width) == (self.height, self.width):
             return self
         ratios = np.array([width / self.width, height / self.height] * 2, np.float32)

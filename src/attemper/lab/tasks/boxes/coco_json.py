@@ -45,12 +45,13 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """An object: its category, its corners in pixels, its area, and whether it is a crowd."""
+    """An object: its category, its corners in pixels, its area, and whether it is a crowd. key: the annotation's id."""
 
     category: Key
     corners: tuple[float, float, float, float]
     area: float
     crowd: bool
+    key: Key | None = None
 
 
 @dataclasses.dataclass
@@ -165,14 +166,14 @@ def _category(entry: Mapping[str, Any], faults: Faults) -> str | None:
     name = as_text(entry.get("name"))
     if name is not None and name.strip():
         return name.strip()
-    faults.add(WRONG_ENTRY, f"category {entry['id']}", "it has no name that is a text")
+    faults.add(WRONG_ENTRY, f"category {entry['id']}", _given(entry, "name", "a text"))
     return None
 
 
 def _image(entry: Mapping[str, Any], faults: Faults) -> Image | None:
     name = as_text(entry.get("file_name"))
     if name is None or not name.strip() or "\0" in name:
-        faults.add(WRONG_ENTRY, f"image {entry['id']}", "it has no file_name")
+        faults.add(WRONG_ENTRY, f"image {entry['id']}", _given(entry, "file_name", "the name of a file"))
         return None
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
@@ -183,7 +184,8 @@ def _image(entry: Mapping[str, Any], faults: Faults) -> Image | None:
         return Image(str(path), None)
     width, height = (_number(side) for side in sides)
     if width is None or height is None or min(width, height) < 1:
-        faults.add(WRONG_ENTRY, name, "its width and height are no sizes")
+        given = " and ".join(map(_short, sides))
+        faults.add(WRONG_ENTRY, name, f"its width and height are {given}, and must be pixels")
         return None
     return Image(str(path), (int(width), int(height)))
 
@@ -209,7 +211,7 @@ def _add_box(
     sides = entry.get("bbox")
     numbers = [_number(side) for side in sides] if isinstance(sides, list) and len(sides) == 4 else []
     if len(numbers) != 4 or None in numbers:
-        faults.add(WRONG_ENTRY, where, "its bbox is not four numbers, left, top, width and height")
+        faults.add(WRONG_ENTRY, where, _given(entry, "bbox", "four numbers, [left, top, width, height]"))
         return
     image = images.found.get(image_id)
     if image is None or category_id not in categories.found:
@@ -220,32 +222,33 @@ def _add_box(
         return
     seen.add(same)
     left, top, width, height = (float(number) for number in numbers if number is not None)
-    told = f"{image.name}: {left:g}, {top:g}, {width:g} × {height:g}"
     if width <= 0 or height <= 0:
-        faults.add(NO_SIZE, where, told)
+        faults.add(NO_SIZE, where, f"{image.name}: {left:g}, {top:g}, {width:g} × {height:g}")
         return
-    corners = _inside((left, top, left + width, top + height), image.size, where, told, faults)
-    if corners is not None:
-        area, whole = _number(entry.get("area")), width * height
-        image.boxes.append(
-            Box(category_id, corners, whole if area is None or area <= 0 else area, entry.get("iscrowd") in (1, True))
-        )
+    area, whole = _number(entry.get("area")), width * height
+    corners = (left, top, left + width, top + height)
+    crowd = entry.get("iscrowd") in (1, True)
+    box = Box(category_id, corners, whole if area is None or area <= 0 else area, crowd, key)
+    kept = box if image.size is None else inside(box, image.size, where, image.name, faults)
+    if kept is not None:
+        image.boxes.append(kept)
 
 
-def _inside(
-    corners: tuple[float, float, float, float], size: tuple[int, int] | None, where: str, told: str, faults: Faults
-) -> tuple[float, float, float, float] | None:
-    """The part of a box that is in its image; None where there is no such part."""
-    if size is None:
-        return corners
-    left, top, right, bottom = corners
+def inside(box: Box, size: tuple[int, int], where: str, name: str, faults: Faults) -> Box | None:
+    """The part of a box that is in its image; None where there is no such part.
+
+    where: which annotation it is, and name: of its image, both for the faults.
+    """
+    left, top, right, bottom = box.corners
     width, height = size
+    told = f"{name}: {left:g}, {top:g}, {right - left:g} × {bottom - top:g}, in {width} × {height}"
     if left >= width or top >= height or right <= 0 or bottom <= 0:
-        faults.add(OUTSIDE, where, f"{told}, in {width} × {height}")
+        faults.add(OUTSIDE, where, told)
         return None
     if min(left, top) < -SLACK or right > width + SLACK or bottom > height + SLACK:
-        faults.add(BEYOND, where, f"{told}, in {width} × {height}")
-    return max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
+        faults.add(BEYOND, where, told)
+    corners = max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
+    return dataclasses.replace(box, corners=corners)
 
 
 def _number(value: Any) -> float | None:
@@ -261,6 +264,13 @@ def _kind_of(held: Any) -> str:
 
 def _short(value: Any) -> str:
     return repr(value)[:40]
+
+
+def _given(entry: Mapping[str, Any], name: str, wanted: str) -> str:
+    """What an entry has under a name, and what it must have there."""
+    if name not in entry:
+        return f"it has no {name}, which must be {wanted}"
+    return f"its {name} is {_short(entry[name])}, and must be {wanted}"
 
 
 def is_annotations(path: Path) -> bool:

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attemper.errors import UnreadableError
 from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks import source
 from attemper.lab.tasks.boxes.canvas import CanvasLoader
 from attemper.lab.tasks.boxes.coco_folder import Found, Part, candidates, find_annotations, image_folder
-from attemper.lab.tasks.boxes.coco_json import Annotations, Box, Image, read_annotations
+from attemper.lab.tasks.boxes.coco_json import Annotations, Box, Image, inside, read_annotations
 from attemper.lab.tasks.boxes.image_sizes import Size, sizes_of
 from attemper.lab.tasks.boxes.shape import CHANNELS, CLASS, COLUMNS, NONE
 from attemper.lab.tasks.broken import Broken, listed, shown
@@ -156,22 +157,37 @@ def read_set(given: Path, size: int, broken: Broken, root: Path) -> CocoSet:
     broken=skip, and boxes that cannot be by themselves.
     """
     parts, notes = find_annotations(given)
-    every = [(found, read_annotations(found.path, published=found.part != "test")) for found in parts]
+    every, unread = _read_all(parts)
     notes += [
         f"'{found.name}' is not used: it has no annotations." for found, told in every if not _published(found, told)
     ]
     read = [(found, told) for found, told in every if _published(found, told)]
     faults = Faults()
     for found, told in read:
-        faults.merge(told.faults, found.name if len(read) > 1 else "")
+        faults.merge(told.faults, found.name if len(parts) > 1 else "")
     names, more = _names([told for _, told in read], faults)
-    listings = _listings(read, faults)
+    listings = _listings(read, faults, several=len(parts) > 1)
     samples, turned = _samples(listings, parts[0].folder, faults, root)
     what = f"'{shown(str(given))}'"
+    if unread:
+        raise DataError("\n  ".join([f"{what} cannot be used:", *unread, *faults.lines()]))
     notes += [*more, *turned, *faults.settle(what, broken, "Correct the annotations and the images")]
     if not any(sample.boxes for sample in samples):
         raise DataError("\n  ".join([f"{what} has no box in any image: there is nothing to find.", *notes]))
     return CocoSet(given, size, samples, names, notes)
+
+
+def _read_all(parts: Sequence[Found]) -> tuple[list[tuple[Found, Annotations]], list[str]]:
+    """What all files say, and why others cannot be read. Of one file alone, that is an error."""
+    read, unread = [], []
+    for found in parts:
+        try:
+            read.append((found, read_annotations(found.path, published=found.part != "test")))
+        except (DataError, UnreadableError) as error:
+            if len(parts) == 1:
+                raise
+            unread.append(str(error))
+    return read, unread
 
 
 def _published(found: Found, told: Annotations) -> bool:
@@ -207,15 +223,17 @@ def _names(read: Sequence[Annotations], faults: Faults) -> tuple[list[str], list
 
 @dataclasses.dataclass(frozen=True)
 class _Listing:
-    """An image that is listed. boxes: with the names of their categories."""
+    """An image that is listed. boxes: with the names of their categories. of: its file of annotations, where there are
+    several."""
 
     part: Part
+    of: str
     file: Path
     size: tuple[int, int] | None
     boxes: tuple[Box, ...]
 
 
-def _listings(read: Sequence[tuple[Found, Annotations]], faults: Faults) -> list[_Listing]:
+def _listings(read: Sequence[tuple[Found, Annotations]], faults: Faults, *, several: bool) -> list[_Listing]:
     """All images of all files, where they are to be found."""
     listings = []
     for found, told in read:
@@ -228,7 +246,10 @@ def _listings(read: Sequence[tuple[Found, Annotations]], faults: Faults) -> list
             faults.add(NOWHERE, found.name, f"'{names[0]}', for one, is in no folder below {places}")
             continue
         listings += [
-            _Listing(found.part, folder / image.name, image.size, _named(image, told)) for image in told.images
+            _Listing(
+                found.part, f"{found.name}: " if several else "", folder / image.name, image.size, _named(image, told)
+            )
+            for image in told.images
         ]
     return listings
 
@@ -256,8 +277,18 @@ def _samples(listings: Sequence[_Listing], folder: Path, faults: Faults, root: P
             faults.add(OTHER_SIZE, name, f"{real}, and not {' × '.join(map(str, each.size or ()))}")
             continue
         first = place.setdefault(examined.equal[at], len(samples))
-        samples.append(Sample(each.file, each.part, seen, turn, each.boxes, first))
+        boxes = each.boxes if each.size is not None else _boxes_inside(each, seen, name, faults)
+        samples.append(Sample(each.file, each.part, seen, turn, boxes, first))
     return samples, notes
+
+
+def _boxes_inside(listing: _Listing, size: tuple[int, int], name: str, faults: Faults) -> tuple[Box, ...]:
+    """What lies in an image of its boxes, where the annotations have no size of it by which that was seen before."""
+    found = []
+    for number, box in enumerate(listing.boxes, start=1):
+        which = f"box number {number} of {name}" if box.key is None else f"annotation {box.key}"
+        found.append(inside(box, size, listing.of + which, name, faults))
+    return tuple(box for box in found if box is not None)
 
 
 def _ways_up(told: Sequence[tuple[int, int] | None], sizes: Sequence[Size]) -> tuple[bool, list[str]]:

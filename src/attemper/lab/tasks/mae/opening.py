@@ -34,8 +34,8 @@ def open_mae(name: str, inner: str, options: Mapping[str, Any], open_inner: Call
     task = open_inner(render_call(inner, theirs))
     if not isinstance(task, ImageTask) or not isinstance(task.shape, InputShape):
         raise ParameterError(
-            f"'{name}': masked pre-training is on images that are held by number, such as those of digits, cifar100, "
-            f"folder:PATH or csv:FILE. '{inner}' is of another kind."
+            f"'{name}': masked pre-training is on images with one class each that are no stream, such as those of "
+            f"digits, cifar100, folder:PATH or csv:FILE. '{inner}' has {task.shape}."
         )
     return MaskedTask(name, task, shape_of(name, task.shape, ours), per_patch=_per_patch(name, task, ours))
 

@@ -23,7 +23,7 @@ from attemper.lab.tasks.scan_files import CACHE, look_through
 from attemper.lab.tasks.segmentation.layouts import Pair
 from attemper.lab.tasks.segmentation.masks import NOTHING, Numbers, read_mask
 
-VERSION = 2
+VERSION = 3
 """Raised when the same files would be examined with another outcome."""
 
 NO_IMAGE = Fault("mask has no image", "masks have no image")
@@ -32,6 +32,10 @@ NEITHER = Fault("name of a list has neither image nor mask", "names of lists hav
 BAD_MASK = Fault("mask cannot be used", "masks cannot be used")
 OTHER_SIZE = Fault("mask has another size than its image", "masks have another size than their image")
 NO_CLASS = Fault("mask has numbers that are no class", "masks have numbers that are no class")
+SEVERAL = Fault(
+    "name has files of several endings, so that none is meant",
+    "names have files of several endings, so that none is meant",
+)
 EMPTY = Fault("mask has no labelled pixel", "masks have no labelled pixel")
 OF_MASKS = (NO_IMAGE, BAD_MASK, OTHER_SIZE, NO_CLASS, EMPTY)
 """Where it is the mask that is to be looked at."""

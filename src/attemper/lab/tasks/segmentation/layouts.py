@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from attemper.files import read_text
 from attemper.lab.counting import counted
 from attemper.lab.errors import DataError
 from attemper.lab.tasks.broken import listed, shown
+from attemper.lab.tasks.faults import Fault, Faults
 from attemper.lab.tasks.image_files import IMAGES
 from attemper.lab.tasks.sample_files import files_below
 
@@ -35,6 +36,7 @@ IMAGE_ENDING = re.compile(rf"({'|'.join(map(re.escape, IMAGES.endings))})$", re.
 SEPARATOR = re.compile(r"[_.\- ]")
 MOST_TEXT = 2**24
 """Bytes of a list of names."""
+LISTED_TWICE = Fault("image is in a list more than once", "images are in a list more than once")
 VOC = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
     "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
@@ -51,6 +53,8 @@ class Pair:
     """Without ending, relative to the folder of its part."""
     image: Path | None
     mask: Path | None
+    several: str = ""
+    """The endings, where several files have this name, so that none is meant."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Pairs:
 
     parts: "training" always; "validation" and "test" where the folder has such. classes: their names, where they are
     known. zero: whether 0 is a class, background, or no label, in this layout. notes: what is left out, in sentences.
+    faults: what is wrong with lists.
     """
 
     folder: Path
@@ -66,6 +71,15 @@ class Pairs:
     classes: tuple[str, ...] | None
     zero: Zero
     notes: tuple[str, ...] = ()
+    faults: Faults = dataclasses.field(default_factory=Faults)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """The files of a folder by their names without endings. several: names of more than one file → their endings."""
+
+    files: dict[str, Path]
+    several: dict[str, str]
 
 
 def list_pairs(folder: Path) -> Pairs:
@@ -151,9 +165,23 @@ def _paired(images: Path, masks: Path) -> tuple[Pair, ...]:
     Where no mask is called as an image, what all names of a folder have at their ends is left out: 'a_mask', 'b_mask'.
     """
     pictures, labels = _by_name(images, IMAGES.endings), _by_name(masks, (*MASKS, *LOSSY))
-    if not pictures.keys() & labels.keys():
-        pictures, labels = _without_common_end(pictures), _without_common_end(labels)
-    return tuple(Pair(name, pictures.get(name), labels.get(name)) for name in sorted(pictures.keys() | labels.keys()))
+    if not pictures.files.keys() & labels.files.keys():
+        pictures, labels = _without_common_ends(pictures), _without_common_ends(labels)
+    return tuple(_pair(name, pictures, labels) for name in sorted(pictures.files.keys() | labels.files.keys()))
+
+
+def _pair(name: str, images: Named, masks: Named) -> Pair:
+    several = ", ".join(each.several[name] for each in (images, masks) if name in each.several)
+    return Pair(name, images.files.get(name), masks.files.get(name), several)
+
+
+def _without_common_ends(named: Named) -> Named:
+    """The same under shorter names."""
+    short = {file: name for name, file in _without_common_end(named.files).items()}
+    return Named(
+        {name: file for file, name in short.items()},
+        {short[named.files[name]]: endings for name, endings in named.several.items()},
+    )
 
 
 def _without_common_end(files: Mapping[str, Path]) -> dict[str, Path]:
@@ -167,20 +195,14 @@ def _without_common_end(files: Mapping[str, Path]) -> dict[str, Path]:
     return {name[: len(name) - len(common) + words.start()] if words else name: file for name, file in files.items()}
 
 
-def _by_name(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    doubles = []
+def _by_name(folder: Path, endings: Iterable[str]) -> Named:
+    found: dict[str, list[Path]] = {}
     for file in files_below(folder, tuple(endings)):
         if file.name.startswith("."):
             continue  # such as ._a.png, which macOS leaves beside a.png
-        name = file.relative_to(folder).with_suffix("").as_posix()
-        doubles += [f"'{shown(name)}' ({found[name].suffix}, {file.suffix})"] if name in found else []
-        found.setdefault(name, file)
-    if doubles:
-        raise DataError(
-            f"'{folder}' has files of one name and several endings, so that none is meant: {listed(doubles)}."
-        )
-    return found
+        found.setdefault(file.relative_to(folder).with_suffix("").as_posix(), []).append(file)
+    several = {name: ", ".join(file.suffix for file in files) for name, files in found.items() if len(files) > 1}
+    return Named({name: files[0] for name, files in found.items()}, several)
 
 
 # ------------------------------------------------------------------------------------------------------------- by lists
@@ -193,21 +215,22 @@ def _voc(folder: Path, inside: Mapping[str, Path]) -> Pairs:
     masks = _by_name(inside["segmentationclass"], (*MASKS, *LOSSY))
     lists = {file.stem.lower(): file for file in sorted((folder / "ImageSets" / "Segmentation").glob("*.txt"))}
     if not lists:
-        pairs = tuple(Pair(name, images.get(name), masks[name]) for name in sorted(masks))
+        pairs = tuple(_pair(name, images, masks) for name in sorted(masks.files))
         return Pairs(folder, {"training": pairs}, None, "background")
-    names = {part: _names_in(found) for part, found in _named_lists(lists).items()}
+    faults, known = Faults(), images.files.keys() | masks.files.keys()
+    names = {part: _names_in(found, known, faults) for part, found in _named_lists(lists).items()}
     used = {name for each in PARTS.values() for name in each} | {"trainval"}
     notes = [f"'{file}' is not used: it is the list of no part." for name, file in lists.items() if name not in used]
-    if "test" in names and not any(name in masks for name in names["test"]):
+    if "test" in names and not any(name in masks.files for name in names["test"]):
         notes.append(f"'{lists['test']}' is not used: there are no masks for it.")
         del names["test"]
     if "training" not in names and "trainval" in lists:
         others = {name for each in names.values() for name in each}
-        names["training"] = [name for name in _names_in(lists["trainval"]) if name not in others]
+        names["training"] = [name for name in _names_in(lists["trainval"], known, faults) if name not in others]
     parts: dict[Part, tuple[Pair, ...]] = {
-        part: tuple(Pair(name, images.get(name), masks.get(name)) for name in each) for part, each in names.items()
+        part: tuple(_pair(name, images, masks) for name in each) for part, each in names.items()
     }
-    return Pairs(folder, _with_test(parts), None, "background", tuple(notes))
+    return Pairs(folder, _with_test(parts), None, "background", tuple(notes), faults)
 
 
 def _named_lists(lists: Mapping[str, Path]) -> dict[Part, Path]:
@@ -220,19 +243,26 @@ def _pets(folder: Path) -> Pairs:
     images = _by_name(folder / "images", IMAGES.endings)
     masks = _by_name(folder / "annotations" / "trimaps", (*MASKS, *LOSSY))
     lists: dict[Part, str] = {"training": "trainval.txt", "test": "test.txt"}
+    faults, known = Faults(), images.files.keys() | masks.files.keys()
+    names = {part: _names_in(folder / "annotations" / file, known, faults) for part, file in lists.items()}
     parts: dict[Part, tuple[Pair, ...]] = {
-        part: tuple(Pair(name, images.get(name), masks.get(name)) for name in _names_in(folder / "annotations" / file))
-        for part, file in lists.items()
+        part: tuple(_pair(name, images, masks) for name in each) for part, each in names.items()
     }
-    return Pairs(folder, parts, TRIMAP, "unlabelled")
+    return Pairs(folder, parts, TRIMAP, "unlabelled", faults=faults)
 
 
-def _names_in(file: Path) -> list[str]:
-    """The first word of every line, without the ending of an image."""
-    names = [IMAGE_ENDING.sub("", words[0]) for line in _lines(file) if (words := line.split())]
-    if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
-        raise DataError(f"'{file}' names the same image more than once: {listed(map(shown, twice))}.")
-    return names
+def _names_in(file: Path, known: Collection[str], faults: Faults) -> list[str]:
+    """What every line names, without the ending of an image: the whole line where there is such a file, since names may
+    have blanks, else its first word. One that is there twice is a fault, and counts once.
+    """
+    names: dict[str, None] = {}
+    for line in filter(None, map(str.strip, _lines(file))):
+        whole, first = (IMAGE_ENDING.sub("", each) for each in (line, line.split()[0]))
+        name = whole if whole in known else first
+        if name in names:
+            faults.add(LISTED_TWICE, f"{file.name}: {name}")
+        names[name] = None
+    return list(names)
 
 
 def _lines(file: Path) -> Iterator[str]:

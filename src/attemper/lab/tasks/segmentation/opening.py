@@ -1,7 +1,7 @@
 """`segment:FOLDER`: a user's images with masks."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from attemper.lab.tasks.faults import Fault, Faults
 from attemper.lab.tasks.fingerprint import of_parts
 from attemper.lab.tasks.notifications import note
 from attemper.lab.tasks.scan_files import look_through
-from attemper.lab.tasks.segmentation.examining import NO_CLASS, OF_MASKS, Looked, Numbering, examine, numbering, ways_up
+from attemper.lab.tasks.segmentation.examining import (
+    NO_CLASS,
+    OF_MASKS,
+    SEVERAL,
+    Looked,
+    Numbering,
+    examine,
+    numbering,
+    ways_up,
+)
 from attemper.lab.tasks.segmentation.layouts import VOC, Pair, Pairs, Part, Zero, list_pairs
 from attemper.lab.tasks.segmentation.masks import NOTHING
 from attemper.lab.tasks.segmentation.sources import LazyMasks, MaskFiles, MaskSource, MemoryMasks
@@ -124,7 +133,8 @@ class SegmentationFiles:
         if (count := known or len(found.numbers)) > MOST_CLASSES:
             raise DataError(f"'{self.name}' has {count} classes; at most {MOST_CLASSES} fit into masks of 8 bits.")
         if len(found.numbers) < 2 and any(each.values for each in self.looked):
-            raise DataError(self._too_few(found))
+            others = self._told([each.faults for each in self.looked])
+            raise DataError("\n  ".join([self._too_few(found), *others.lines()]))
         return found
 
     def _too_few(self, found: Numbering) -> str:
@@ -165,13 +175,24 @@ class SegmentationFiles:
     @cached_property
     def _faults_of(self) -> list[list[tuple[Fault, str]]]:
         """What is wrong with every pair, as kinds with reasons."""
-        return [[*each.faults, *(self.numbering.faults(each.values) if each.values else ())] for each in self.looked]
+        return [
+            [
+                *([(SEVERAL, pair.several)] if pair.several else ()),
+                *each.faults,
+                *(self.numbering.faults(each.values) if each.values else ()),
+            ]
+            for (_, pair), each in zip(self.all, self.looked, strict=True)
+        ]
 
     @cached_property
     def faults(self) -> Faults:
-        """The same, kind by kind, with the files that are to be looked at."""
+        """The same, kind by kind, with the files that are to be looked at, and what is wrong with lists."""
+        return self._told(self._faults_of)
+
+    def _told(self, faults_of: Sequence[Iterable[tuple[Fault, str]]]) -> Faults:
         found = Faults()
-        for (part, pair), faults in zip(self.all, self._faults_of, strict=True):
+        found.merge(self.found.faults)
+        for (part, pair), faults in zip(self.all, faults_of, strict=True):
             for kind, why in faults:
                 file = (pair.mask or pair.image) if kind in OF_MASKS else (pair.image or pair.mask)
                 shown = f"{pair.name} ({part})" if file is None else file.relative_to(self.found.folder).as_posix()

@@ -24,6 +24,8 @@ MARKS = ';/[]"{}()=+\\_-><@`,?!'
 LOOSE_PERIOD = re.compile(r"\.(?!\d)")
 """Also behind a digit: '3.' is three. The evaluation's own pattern looks back for one, and never finds it."""
 THOUSANDS = re.compile(r"\d,\d")
+PEOPLE = 10
+"""Who answer a question of VQAv2."""
 ENOUGH = 3
 """Whoever agrees with so many people is right."""
 
@@ -105,6 +107,16 @@ def vqa_accuracy(answer: str, given: Sequence[str]) -> float:
     forms, normal = comparable(given)
     plain = spaced(answer)
     return agreement(forms.count(normalised(plain) if normal else plain), len(forms))
+
+
+def best_agreement(given: Sequence[str]) -> float:
+    """The VQA accuracy of the answer that agrees best with people's; below 1 where few people agree.
+
+    >>> best_agreement(["yes"] * 10), best_agreement(["yes", "yes", "no"])
+    (1.0, 0.4444444444444444)
+    """
+    forms, _ = comparable(given)
+    return max(agreement(agreeing, len(forms)) for agreeing in Counter(forms).values())
 
 
 @dataclass(frozen=True)

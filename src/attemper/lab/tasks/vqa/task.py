@@ -18,7 +18,7 @@ from attemper.lab.tasks.pictures import Picture, spread
 from attemper.lab.tasks.seed_streams import generator
 from attemper.lab.tasks.source import Source
 from attemper.lab.tasks.vocabulary import UNKNOWN, Vocabulary, join
-from attemper.lab.tasks.vqa.answers import AnswerBook
+from attemper.lab.tasks.vqa.answers import PEOPLE, AnswerBook, best_agreement
 from attemper.lab.tasks.vqa.augmenting import parse_question_augmentation
 from attemper.lab.tasks.vqa.looking import draw_look, question_look
 from attemper.lab.tasks.vqa.questions import Part
@@ -179,9 +179,10 @@ class QuestionTask:
         for row, answer in enumerate(answers):
             images, words = self.shape.stored(stored[row : row + 1])
             asked = join(self.vocabulary.decode(words[0].tolist()), "word")
-            best = int(targets[row].argmax())
-            true = self.book.answers[best] if float(targets[row].max()) > 0 else "none that is known"
-            caption = f"{asked} {self.book.answers[answer]}" + ("" if answer == best else f" (people say: {true})")
+            highest = float(targets[row].max())
+            true = self.book.answers[int(targets[row].argmax())] if highest > 0 else "none that is known"
+            is_best = 0 < highest <= float(targets[row, answer])
+            caption = f"{asked} {self.book.answers[answer]}" + ("" if is_best else f" (people say: {true})")
             look = question_look(model, inputs[row : row + 1])
             found.append(draw_look(images[0], look, caption))
         return found
@@ -196,6 +197,12 @@ class QuestionTask:
         images = len({each.image for each in part.questions})
         beyond = sum(not self.book.scores(each.given) for each in part.questions)
         unanswered = f"; {beyond:,} have none of the {len(self.book):,} answers" if beyond else ""
+        few = sum(len(each.given) < PEOPLE for each in part.questions) if self.several else 0
+        if few:
+            best = sum(best_agreement(each.given) for each in part.questions) / len(part)
+            unanswered += (
+                f"; {few:,} have fewer than {PEOPLE} answers, so that {best:.1%} is the most a model can reach"
+            )
         words = [number for each in part.questions for number in self.vocabulary.encode(words_of(each.text))]
         unknown = (
             f"; {words.count(UNKNOWN) / max(1, len(words)):.1%} of the words are unknown" if what == "test" else ""

@@ -195,7 +195,7 @@ def _read(layout: Layout, asked: list[Any], annotated: list[Any], faults: Faults
         note = None if number is None else notes.get(number)
         wrong = _wrong_question(each, seen) or _wrong_annotation(each, note)
         for kind in wrong:
-            faults.add(kind, _place(file, each, at))
+            faults.add(kind, _place(file, each, at), _two_images(each, note) if note and kind == OTHER_IMAGE else "")
         if not wrong:
             questions.append(_question(each, note, images))
     progress(f"reading {file}", len(asked), len(asked))
@@ -258,6 +258,10 @@ def _wrong_annotation(each: Mapping[str, Any], note: Any) -> list[Fault]:
     if None in texts:
         return [NO_TEXT_ANSWERS]
     return [] if any(map(str.strip, map(str, texts))) else [EMPTY_ANSWERS]
+
+
+def _two_images(each: Mapping[str, Any], note: Mapping[str, Any]) -> str:
+    return f"{each['image_id']!r}, and {note['image_id']!r} there"[:60]
 
 
 def _number(each: Any, name: str) -> int | None:
