@@ -41,7 +41,7 @@ from attemper.lab.study.selection import validation_of
 from attemper.lab.study.study import Study
 from attemper.lab.threads import cores
 from attemper.lab.training.ranks import current
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.spec import RunSpec, lacks_hashes
 
 FILE = "recommend.json"
 EXPLORING = 0.5
@@ -55,6 +55,8 @@ FEWEST_SEEDS, MOST_SEEDS = 3, 40
 CONFIRMED = 3
 """Recipes beside `none` that are confirmed; two where time is short."""
 EXPLORED_SEED = 0
+DIVERGED = "diverged"
+"""What stands in the place of a verdict where `none` could not be trained."""
 
 Recommendation = dict[str, Any]
 
@@ -122,6 +124,10 @@ class _Search:
         self.folder, self.minutes, self.recipes = folder, minutes, tuple(recipes)
         self.executor, self.root, self.view = executor, root, view or SilentView()
         self.engine = engine or Training()
+        if lacks_hashes(self.base.budget, self.base.model):  # as studies do: what a run is called depends on them
+            task = self.engine.open_task(self.base.task, root)
+            budget = self.engine.with_hashes(self.base.budget, task, self.base.model)
+            self.base = dataclasses.replace(self.base, budget=budget)
         self.workers = self._settled(workers or getattr(executor, "workers", None) or _workers_here(executor))
         self.given_workers = workers
         self.stages = rungs(self.base.budget.epochs)
@@ -332,9 +338,17 @@ def answer(summary: Mapping[str, Any]) -> dict[str, Any]:
     open_ = [row for row in rows if row["decision"] and row["decision"]["answer"] == "undecided"]
     open_ = [row for row in open_ if row["difference"]["mean"] > 0]
     best = max(better, key=lambda row: row["difference"]["mean"], default=none)
+    reached = [value for value in none["test"] if value is not None]
+    verdict = (best["decision"] or {}).get("answer", "baseline")
     if best is not none:
         text = (
             f"Use {best['recipe']} with a learning rate of {best['lr']:g}: better than none, each at its best settings."
+        )
+    elif none["diverged"] and none["diverged"] >= len(reached):
+        verdict = DIVERGED
+        text = (
+            f"No answer: every run of none diverged, with a learning rate of {none['lr']:g}. Try a smaller one, and "
+            "see that data and model give numbers."
         )
     elif open_:
         likely = max(open_, key=lambda row: row["difference"]["mean"])
@@ -343,12 +357,13 @@ def answer(summary: Mapping[str, Any]) -> dict[str, Any]:
             f"likely to be is {likely['recipe']}, lr {likely['lr']:g}; more minutes would tell."
         )
     else:
-        text = f"Use none with a learning rate of {none['lr']:g}: nothing scores higher than it on fresh seeds."
-    decision = best["decision"] or {}
+        alike = any(row["decision"]["answer"] == "equivalent" for row in rows if row["decision"])
+        why = "nothing is better than it by what matters" if alike else "nothing scores higher than it on fresh seeds"
+        text = f"Use none with a learning rate of {none['lr']:g}: {why}."
     return {
         "recipe": best["recipe"],
         "lr": best["lr"],
-        "verdict": decision.get("answer", "baseline"),
+        "verdict": verdict,
         "difference": best["difference"],
         "cost": best["cost"],
         "text": text,
