@@ -182,7 +182,7 @@ class HashingEngine(FakeEngine):
 
 def test_a_model_of_ones_own_is_explored_and_gone_on_with(tmp_path: Path, done: list[RunSpec]) -> None:
     base = {**BASE, "model": "my_models:small"}
-    options = {"minutes": 4, "recipes": ["dropkey", "cb"], "workers": 2, "engine": HashingEngine()}
+    options: dict[str, Any] = {"minutes": 4, "recipes": ["dropkey", "cb"], "workers": 2, "engine": HashingEngine()}
     first = recommend(base, tmp_path, **options)
     assert first["answer"]["recipe"].startswith("dropkey(")
     runs = len(done)
