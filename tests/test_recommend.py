@@ -17,7 +17,7 @@ import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attemper.errors import ParameterError
+from attemper.errors import AttemperError, ParameterError
 from attemper.lab.cli.recommend import training_command
 from attemper.lab.cli.train import Train
 from attemper.lab.errors import PlanError, StudyError
@@ -157,6 +157,14 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path: Path, done: list
         searched(tmp_path, recipes=["cb"])
     with pytest.raises(ParameterError, match="--minutes is 0"):
         searched(tmp_path, minutes=0)
+
+
+def test_what_cannot_be_searched_leaves_the_folder_free(tmp_path: Path, done: list[RunSpec]) -> None:
+    for wrong in ({"recipes": ["dropkeys"]}, {"recipes": ["cb"], "engine": FakeEngine(misfits=("cb(cb)", "cb"))}):
+        with pytest.raises(AttemperError):
+            searched(tmp_path / "new", **wrong)
+    assert not (tmp_path / "new").exists()
+    assert searched(tmp_path / "new", recipes=["cb"], minutes=3)["answer"]
 
 
 def test_the_page_shows_exploration_and_confirmation_apart(tmp_path: Path, done: list[RunSpec]) -> None:

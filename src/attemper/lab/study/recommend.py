@@ -128,17 +128,19 @@ class _Search:
             task = self.engine.open_task(self.base.task, root)
             budget = self.engine.with_hashes(self.base.budget, task, self.base.model)
             self.base = dataclasses.replace(self.base, budget=budget)
-        self.workers = self._settled(workers or getattr(executor, "workers", None) or _workers_here(executor))
+        self.workers = self._held() or workers or getattr(executor, "workers", None) or _workers_here(executor)
         self.given_workers = workers
         self.stages = rungs(self.base.budget.epochs)
 
-    def _settled(self, workers: int) -> int:
-        """Write down what was asked for; how many workers there are is the first one's to say."""
-        asked = {"plan": self.base.to_dict(), "minutes": self.minutes, "recipes": list(self.recipes)}
+    def _asked(self) -> dict[str, Any]:
+        return {"plan": self.base.to_dict(), "minutes": self.minutes, "recipes": list(self.recipes)}
+
+    def _held(self) -> int | None:
+        """How many workers the folder's search has, which the first one said; None where there is no search yet."""
         path = self.folder / FILE
         try:
             held = read_json_object(path)
-            other = [name for name, value in asked.items() if held[name] != value]
+            other = [name for name, value in self._asked().items() if held[name] != value]
             if other:
                 raise StudyError(
                     f"{self.folder} holds a recommendation with another {' and another '.join(other)}: choose another "
@@ -146,12 +148,18 @@ class _Search:
                 )
             return int(held["workers"])
         except MissingFileError:
-            with folder_errors(path):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                atomic_write(path, json.dumps({**asked, "workers": workers}, indent=1) + "\n")
-            return workers
+            return None
         except (UnreadableError, ValueError, KeyError, TypeError) as error:
             raise unreadable(path, error) from None
+
+    def _settle(self) -> None:
+        """Write down what was asked for, once it is known to work."""
+        path = self.folder / FILE
+        if not path.exists():
+            with folder_errors(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                atomic_write(path, json.dumps({**self._asked(), "workers": self.workers}, indent=1) + "\n")
+        self.workers = self._held() or self.workers  # another process may have been first
 
     def run(self, command: str) -> Recommendation:
         task = self.engine.open_task(self.base.task, self.root)
@@ -164,6 +172,7 @@ class _Search:
             self.view.note(f"left out: {name} does not fit {self.base.model}: {problem}")
         if len(found) < 2:
             raise StudyError(f"No recipe fits {self.base.model}, so that there is nothing to explore.")
+        self._settle()
         proposers = [Proposer(family, self.base.lr[0], seed) for seed, family in enumerate(found)]
         _, seconds = self._stage(0, {p.family.name: p.trials[:1] for p in proposers})
         sizes = self._sizes(found, seconds)
