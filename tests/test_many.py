@@ -142,6 +142,8 @@ def test_the_page_names_tasks_recipes_and_verdicts_and_lets_nothing_through(foun
     for row in found["recipes"]:
         assert row["name"] in text
     assert "6 recipes on 3 tasks" in text
+    cautious = [task for task in found["tasks"] if task["cautions"]]  # one paragraph each, however many lines
+    assert render(found).count('class="notice"') == len(cautious) < sum(len(task["cautions"]) for task in cautious)
     evil = "</script><script>alert(1)</script>"
     found["tasks"][0]["title"] = found["recipes"][0]["name"] = evil
     assert evil not in render(found, command=evil)

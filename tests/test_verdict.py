@@ -185,6 +185,7 @@ def test_a_baseline_near_chance_is_said_first() -> None:
 def test_a_small_test_set_is_said() -> None:
     assert "Few test items: 60." in cautions_of(details=details(120, 30))
     assert "Few test items" not in cautions_of(details=details(400, 100))
+    assert "100. One of them is 1 point, and" in cautions_of(details=details(200, 50))
 
 
 def test_runs_that_all_end_too_early_are_said() -> None:
