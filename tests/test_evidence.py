@@ -97,3 +97,22 @@ def test_the_readme_counts_as_the_page_does(script: types.ModuleType) -> None:
     assert int(numbers[0]) == sum(map(int, numbers[1:]))
     choosing = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     assert f"of {numbers[0]} comparisons with `none`" in choosing
+
+
+def test_what_the_guide_quotes_of_our_studies_stands_on_the_pages_that_it_links() -> None:
+    """Row by row: differences with a sign, and intervals."""
+    docs, quoted = ROOT / "docs", 0
+    for line in (docs / "choosing.md").read_text(encoding="utf-8").splitlines():
+        figures = re.findall(r"[+−]\d+\.\d\d(?= )", line) + re.findall(r"\(\d\.\d\d to \d\.\d\d\)", line)
+        pages = [docs / name for name in re.findall(r"\]\((results/[^)#]+)", line)]
+        text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+        for figure in figures if line.startswith("|") else []:
+            low, high = re.findall(r"\d+\.\d\d", figure)[:2] if "to" in figure else ("", "")
+            stands = f"({low} to {high})" in text or f"(+{low} to +{high})" in text if low else figure in text
+            assert stands, (figure, line)
+            quoted += 1
+    assert quoted >= 8
+    index = (RESULTS / "index.md").read_text(encoding="utf-8")
+    total, worse, undecided = re.findall(r"On digits, (\d+) .*? (\d+) worse, .*? (\d+) undecided", index)[0]
+    guide = (docs / "choosing.md").read_text(encoding="utf-8")
+    assert f"of {total} comparisons {undecided} are undecided and {'two' if worse == '2' else worse} are worse" in guide

@@ -82,6 +82,58 @@ def test_seeds_that_a_study_lacks_do_not_count() -> None:
         overview([])
 
 
+def study(*rows: tuple[str, str] | tuple[str, str, list[str]], title: str = "mine") -> dict[str, Any]:
+    """A summary of rows (name, recipe, recipes of its grid), each of which reached the same on two seeds."""
+    row = {"seeds": [0, 1], "test": [0.5, 0.6], "mean": 0.55, "difference": None, "decision": None, "cost": None}
+    made = [
+        {**row, "name": name, "recipe": recipe, "configurations": [{"recipe": one} for one in [recipe, *grid]]}
+        for name, recipe, *more in rows
+        for grid in more or [[]]
+    ]
+    plan = {"task": "digits", "model": "vit-digits"}
+    return {"title": title, "plan": plan, "metric": "accuracy", "same": {}, "recipes": made}
+
+
+def rows_of(*studies: dict[str, Any]) -> dict[str, list[str | None]]:
+    whole = overview(list(studies))["recipes"]
+    return {row["name"]: [cell and cell["recipe"] for cell in row["cells"]] for row in whole}
+
+
+def test_a_baseline_may_have_any_name_and_is_never_a_recipe() -> None:
+    named = study(("plain training", "none"), ("cb", "cb(cb)"))
+    assert set(rows_of(named)) == {"cb(cb)"}
+    assert set(rows_of(named, study(("none", "none"), ("cb", "cb(cb)")))) == {"cb(cb)"}
+    # What does nothing is no baseline, though it computes the same.
+    idle = study(("idle", "dropkey(0.0)"), ("none", "none"))
+    assert rows_of(idle) == {"none": ["dropkey(0.0)"]}
+    assert overview([idle])["baseline"]["cells"][0]["recipe"] == "none"
+
+
+def test_recipes_meet_under_whatever_names_and_in_whatever_order_they_are_written() -> None:
+    one = study(("none", "none"), ("my own drop", "dropkey(0.1)"), ("both", "cb(cb) + dropkey(0.3)"))
+    two = study(("baseline", "none"), ("x", "dropattention(0.1, rescale=normalize)"), ("y", "dropkey(0.3) + cb(cb)"))
+    assert rows_of(one, two) == {
+        "dropkey(0.1)": ["dropkey(0.1)", "dropattention(0.1, rescale=normalize)"],
+        "dropkey(0.3) + cb(cb)": ["cb(cb) + dropkey(0.3)", "dropkey(0.3) + cb(cb)"],
+    }
+    # Of one kind, the order counts: the second drops of what the first has left.
+    one, two = (
+        study(("none", "none"), (text, text)) for text in ("cb(cb) + ffdropout(0.1)", "ffdropout(0.1) + cb(cb)")
+    )
+    assert len(rows_of(one, two)) == 2
+
+
+def test_settings_that_each_task_chose_meet_under_their_name() -> None:
+    one = study(("none", "none"), ("dropkey", "dropkey(0.2)"), ("mild", "cb(cb)", ["cb(cb_s)"]))
+    two = study(("none", "none"), ("dropkey", "dropkey(0.1)"), ("mild", "cb(cb_s)", ["cb(cb)"]))
+    assert rows_of(one, two) == {"dropkey": ["dropkey(0.2)", "dropkey(0.1)"], "mild": ["cb(cb)", "cb(cb_s)"]}
+
+
+def test_no_row_of_a_study_is_left_out() -> None:
+    twice = study(("none", "none"), ("slow", "cb(cb)"), ("fast", "cb(cb)"))
+    assert rows_of(twice) == {"cb(cb)": ["cb(cb)"], "fast": ["cb(cb)"]}
+
+
 def test_the_page_names_tasks_recipes_and_verdicts_and_lets_nothing_through(found: dict[str, Any]) -> None:
     text = html.unescape(render(found))
     for task in found["tasks"]:
@@ -90,6 +142,8 @@ def test_the_page_names_tasks_recipes_and_verdicts_and_lets_nothing_through(foun
     for row in found["recipes"]:
         assert row["name"] in text
     assert "6 recipes on 3 tasks" in text
+    cautious = [task for task in found["tasks"] if task["cautions"]]  # one paragraph each, however many lines
+    assert render(found).count('class="notice"') == len(cautious) < sum(len(task["cautions"]) for task in cautious)
     evil = "</script><script>alert(1)</script>"
     found["tasks"][0]["title"] = found["recipes"][0]["name"] = evil
     assert evil not in render(found, command=evil)

@@ -235,6 +235,16 @@ def test_a_call_with_all_heads_and_tokens_is_the_same_on_every_rank() -> None:
     assert at(mesh, 8, 5, 5) == Offsets(heads=8)
 
 
+def test_a_rate_is_learnt_of_some_queries_and_not_of_some_heads() -> None:
+    learning = named(8)
+    learning.learnt = {"dropkey": None}
+    some_queries = attention_offsets(Position((Axis("context", 1, 2),)), learning, AttentionShape(8, 5, 10, 4))
+    assert some_queries == Offsets(query=5, heads=8)
+    for mesh, shape in (("tensor", AttentionShape(4, 5, 5, 4)), ("context", AttentionShape(4, 10, 10, 4))):
+        with pytest.raises(MeshError, match="dropkey learns a rate in 'attention'"):
+            attention_offsets(Position((Axis(mesh, 1, 2),)), learning, shape)  # type: ignore[arg-type]
+
+
 def test_heads_are_counted_over_tensor_ranks_and_queries_over_context_ranks() -> None:
     mesh = Position((Axis("tensor", 1, 2), Axis("context", 2, 4)))
     assert at(mesh, 4, 5, 20) == Offsets(head=4, query=10, heads=8)

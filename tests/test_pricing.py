@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 from attemper.errors import ParameterError
 from attemper.lab.errors import StudyError
+from attemper.lab.study.estimate import estimate
 from attemper.lab.study.plan import Plan
-from attemper.lab.study.power import chance_of_decision
+from attemper.lab.study.power import chance_of_decision, smallest_difference
 from attemper.lab.study.pricing import Spread, known_spread, price_of, spread_of
 from attemper.lab.study.probing import Measured, Probe, Sizes
 from attemper.lab.study.summary_files import read_summary
@@ -47,6 +49,19 @@ def test_so_many_seeds_find_the_difference_after_correction() -> None:
     assert twice.seconds / price.seconds == pytest.approx(twice.seeds / price.seeds, rel=0.05)
     assert f"{price.seeds} seeds" in "\n".join(price.lines())
     assert "more than 1,000 seeds" in "\n".join(price_of(plan, probe(plan), Spread(0.5, ""), 0.001).lines())
+
+
+def test_a_plan_that_goes_on_until_decided_sees_what_all_its_seeds_see() -> None:
+    fixed = make_plan(seeds=3)
+    growing = dataclasses.replace(fixed, until="decided", max_seeds=12)
+    price = price_of(growing, probe(growing), Spread(0.01, "a pilot"), 0.01)
+    assert price.seen == pytest.approx(smallest_difference(12, 0.01, 0.025))
+    assert "the plan's at most 12 seeds see" in price.lines()[-1]
+    assert price.seeds == price_of(fixed, probe(fixed), Spread(0.01, "a pilot"), 0.01).seeds
+    found = estimate(growing, probe(growing))
+    assert found.at_most is not None
+    assert found.at_most.seconds == pytest.approx(estimate(make_plan(seeds=12), probe(fixed)).here.seconds)
+    assert estimate(fixed, probe(fixed)).at_most is None
 
 
 def test_a_pilot_shows_the_pooled_deviation_of_its_differences(tmp_path: Path) -> None:

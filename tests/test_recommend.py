@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import itertools
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attemper.errors import ParameterError
+from attemper.errors import AttemperError, ParameterError
+from attemper.lab.cli.recommend import training_command
+from attemper.lab.cli.train import Train
 from attemper.lab.errors import PlanError, StudyError
 from attemper.lab.report.recommendation import render
 from attemper.lab.study import comparison
@@ -23,9 +28,9 @@ from attemper.lab.study.cautions import rates_at_the_edge
 from attemper.lab.study.exploring import SPACES, Proposer, best_of, expected_best, families, kept, rungs
 from attemper.lab.study.plan import Plan
 from attemper.lab.study.planfile import dump_plan, load_plan
-from attemper.lab.study.recommend import recommend
+from attemper.lab.study.recommend import answer, recommend
 from attemper.lab.study.study import Study
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.spec import Budget, RunSpec
 from attemper.recipe import as_methods
 from study_fakes import FakeEngine, make_result
 
@@ -177,6 +182,14 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path: Path, done: list
         searched(tmp_path, minutes=0)
 
 
+def test_what_cannot_be_searched_leaves_the_folder_free(tmp_path: Path, done: list[RunSpec]) -> None:
+    for wrong in ({"recipes": ["dropkeys"]}, {"recipes": ["cb"], "engine": FakeEngine(misfits=("cb(cb)", "cb"))}):
+        with pytest.raises(AttemperError):
+            searched(tmp_path / "new", **wrong)
+    assert not (tmp_path / "new").exists()
+    assert searched(tmp_path / "new", recipes=["cb"], minutes=3)["answer"]
+
+
 def test_the_page_shows_exploration_and_confirmation_apart(tmp_path: Path, done: list[RunSpec]) -> None:
     found = searched(tmp_path)
     text = html.unescape(render(found))
@@ -189,6 +202,49 @@ def test_the_page_shows_exploration_and_confirmation_apart(tmp_path: Path, done:
     found["explored"][1]["trials"][0]["recipe"] = found["explored"][1]["name"] = evil
     found["answer"]["text"] = found["misfits"]["x"] = evil
     assert evil not in render(found)
+
+
+class HashingEngine(FakeEngine):
+    """Runs of models of one's own, whose keys depend on the hash of their source."""
+
+    def with_hashes(self, budget: Budget, task: Any, model: str) -> Budget:
+        return dataclasses.replace(budget, code_hash="0123456789abcdef")
+
+
+def test_a_model_of_ones_own_is_explored_and_gone_on_with(tmp_path: Path, done: list[RunSpec]) -> None:
+    base = {**BASE, "model": "my_models:small"}
+    options: dict[str, Any] = {"minutes": 4, "recipes": ["dropkey", "cb"], "workers": 2, "engine": HashingEngine()}
+    first = recommend(base, tmp_path, **options)
+    assert first["answer"]["recipe"].startswith("dropkey(")
+    runs = len(done)
+    assert recommend(base, tmp_path, **options)["explored"] == first["explored"]
+    assert len(done) == runs
+
+
+def test_where_everything_diverges_there_is_no_answer() -> None:
+    none = {"recipe": "none", "lr": 0.1, "test": [0.3, 0.1], "diverged": 2, "decision": None, "difference": None}
+    undecided = {"answer": "undecided"}
+    cb = {**none, "recipe": "cb(cb)", "diverged": 0, "decision": undecided, "difference": {"mean": 0.1}, "cost": None}
+    none["cost"] = None
+    found = answer({"recipes": [none, cb]})
+    assert found["verdict"] == "diverged"
+    assert found["text"].startswith("No answer: every run of none diverged, with a learning rate of 0.1.")
+    assert answer({"recipes": [{**none, "diverged": 1}, cb]})["verdict"] == "baseline"
+    better = {**cb, "decision": {"answer": "better"}}
+    assert answer({"recipes": [none, better]})["recipe"] == "cb(cb)"
+    alike = {**cb, "decision": {"answer": "equivalent"}}
+    assert "better than it by what matters" in answer({"recipes": [{**none, "diverged": 0}, alike]})["text"]
+
+
+def test_the_command_at_the_end_trains_under_the_budget_that_was_searched_with() -> None:
+    budget = Budget(epochs=7, batch_size=32, warmup_epochs=1.5, optimizer="adamw", clip=1.0, ema=0.999, compile=True)
+    base = {"task": "digits", "model": "vit-digits", "budget": {**budget.to_dict(), "code_hash": "0" * 64}}
+    text = training_command(base, {"recipe": "dropkey(0.1) + cb", "lr": 0.0012345678}, Path("my data"))
+    command, *words = shlex.split(text)
+    assert (command, words[0]) == ("attemper", "train")
+    train = tyro.cli(tyro.conf.OmitArgPrefixes[Train], args=words[1:])
+    assert train.budget == dataclasses.replace(budget, lr=0.0012345678)
+    assert (train.recipe, train.data) == ("dropkey(0.1) + cb", Path("my data"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts

@@ -141,6 +141,26 @@ def test_what_is_the_same_by_its_text_needs_no_runs_to_be_known() -> None:
     assert originals(rows) == {"second": "dropkey"}
 
 
+def test_what_diverged_before_its_first_epoch_was_over_is_not_the_same_thing() -> None:
+    a, b = row("a", BASE, diverged=5), row("b", BASE, diverged=5)
+    assert not trained_alike(a, b)
+    assert trained_alike({**a, "diverged": 0}, {**b, "diverged": 0})
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "balanced_accuracy"])
+def test_equal_scores_on_few_items_are_undecided_by_whatever_metric(metric: str) -> None:
+    rows = [row("none", BASE[:3]), row("cb", BASE[:3])]
+    for at, each in enumerate(rows):
+        each |= {"details": {"runs": 3, "items": 100}, "curves": [[{"train_loss": 1.0 + at}]] * 3}
+    plan = {"seeds": [0, 1, 2], "margin": 0.5}
+    found = assess({"metric": metric, "plan": plan, "recipes": rows})
+    assert answers(found) == {"cb": "undecided"}
+    assert "cb is undecided: it scored what the baseline did on every seed, and with so few" in found["verdict"]
+    assert "seeds more would decide." in found["verdict"]
+    rows[0]["details"] = {"runs": 3, "items": 100_000}
+    assert answers(assess({"metric": metric, "plan": plan, "recipes": rows})) == {"cb": "equivalent"}
+
+
 # ------------------------------------------------------------------------------------------------------------- cautions
 def details(right: int, wrong: int, classes: int = 2, runs: int = 5) -> dict[str, Any]:
     confusion = [[right if a == b else wrong for a in range(classes)] for b in range(classes)]
@@ -165,6 +185,7 @@ def test_a_baseline_near_chance_is_said_first() -> None:
 def test_a_small_test_set_is_said() -> None:
     assert "Few test items: 60." in cautions_of(details=details(120, 30))
     assert "Few test items" not in cautions_of(details=details(400, 100))
+    assert "100. One of them is 1 point, and" in cautions_of(details=details(200, 50))
 
 
 def test_runs_that_all_end_too_early_are_said() -> None:

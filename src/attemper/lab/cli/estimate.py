@@ -180,6 +180,8 @@ def show_estimate(screen: Console, found: Estimate) -> None:
         f"here, with {found.here.workers} at a time: {duration(found.here.seconds)}, and {duration(found.costs)} to "
         "measure what a step costs with each recipe",
     )
+    if found.at_most is not None:
+        say(screen, f"where no recipe is decided before it has all its seeds: {duration(found.at_most.seconds)}")
     for scale in found.elsewhere:
         idle = f", of which there are {scale.busy}" if scale.busy < scale.workers else ""
         gpus = "1 GPU" if scale.gpus == 1 else f"{scale.gpus} GPUs"

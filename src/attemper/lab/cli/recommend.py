@@ -70,7 +70,7 @@ class Recommend:
         from attemper.lab.errors import StoppedError
         from attemper.lab.report.recommendation import render
         from attemper.lab.study.live import make_view
-        from attemper.lab.study.recommend import recommend
+        from attemper.lab.study.recommend import DIVERGED, recommend
         from attemper.lab.training.leaving import ending_as, interrupted_by
 
         base = self._base()
@@ -97,7 +97,9 @@ class Recommend:
         page = _written(render(found), folder / "report.html")
         show_summary(screen, found["confirmation"], None)
         tried = sum(len(row["trials"]) for row in found["explored"])
-        say(screen, "", found["answer"]["text"], _line(base, found["answer"]))
+        trained = found["answer"]["verdict"] != DIVERGED
+        command = [training_command(base, found["answer"], self.data)] if trained else []
+        say(screen, "", found["answer"]["text"], *command)
         say(screen, f"{tried} trials of {len(found['explored'])} recipes were explored. Report: {page}")
         if self.json:
             print_json(found)
@@ -123,13 +125,22 @@ def _folder_of(base: dict[str, Any]) -> Path:
     return Path("runs") / words[:80]
 
 
-def _line(base: dict[str, Any], answer: dict[str, Any]) -> str:
-    """The command that trains with it."""
+def training_command(base: dict[str, Any], answer: dict[str, Any], data: Path | None = None) -> str:
+    """The command that trains with it, under the budget that it was found with."""
+    import dataclasses
     import shlex
 
+    from attemper.lab.training.spec import HASHES, Budget
+
     words = ["attemper", "train", "--task", base["task"], "--model", base["model"], "--recipe", answer["recipe"]]
-    words += ["--lr", f"{answer['lr']:g}", "--epochs", str(base["budget"]["epochs"])]
-    return shlex.join(words)
+    words += ["--lr", str(answer["lr"]), "--epochs", str(base["budget"]["epochs"])]
+    for setting in dataclasses.fields(Budget):
+        value = base["budget"].get(setting.name, setting.default)
+        if setting.name in ("lr", "epochs", *HASHES) or value == setting.default:
+            continue
+        name = f"--{setting.name.replace('_', '-')}"
+        words += [name] if value is True else [name, str(value)]
+    return shlex.join([*words, *([] if data is None else ["--data", str(data)])])
 
 
 def _written(text: str, path: Path) -> Path:

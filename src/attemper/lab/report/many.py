@@ -15,7 +15,7 @@ def render(overview: Mapping[str, Any], command: str = "attemper report") -> str
     """One self-contained HTML page, from what `attemper.lab.study.many.overview` says."""
     tasks, recipes = list(overview["tasks"]), list(overview["recipes"])
     head = paragraph(_findings(tasks, recipes), "verdict") + data_block("overview", _small(overview))
-    cautions = [f"{task['title']}: {line}" for task in tasks for line in task["cautions"] or ()]
+    cautions = [f"{task['title']}: {' '.join(task['cautions'])}" for task in tasks if task["cautions"]]
     head = "".join(paragraph(line, "notice") for line in cautions) + head
     sections = [_matrix(tasks, recipes), _whole(recipes), _charts(tasks, recipes), _studies(tasks, command)]
     return page(f"{len(recipes)} recipes on {len(tasks)} tasks", sections, head=head, kicker="Attemper · tasks")

@@ -33,7 +33,7 @@ def assess(summary: Summary) -> Summary:
     given = plan.get("margin")
     margin = default_margin(metric, baseline["mean"]) if given is None else given / 100
     same = originals(rows)
-    items = items_of(baseline) if metric == "accuracy" else None
+    items = items_of(baseline)
     _compare(rows, baseline, same, margin, _level(plan), 1 / items if items else 0.0)
     compare_figures(rows, baseline)
     _sample(rows, baseline, metric)

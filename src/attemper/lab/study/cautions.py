@@ -90,8 +90,9 @@ def _few_items(baseline: Row, metric: str) -> str:
         return ""
     if metric != "accuracy":
         return f"Few test items: {items}, whichever seed is drawn; differences of a few points say little about others."
+    worth = "1 point" if items == 100 else f"{100 / items:.2g} points"
     return (
-        f"Few test items: {items}. One of them is {100 / items:.2g} points, and whichever seed is drawn, it is the "
+        f"Few test items: {items}. One of them is {worth}, and whichever seed is drawn, it is the "
         "same "
         f"{items}: differences of a few points say little about others."
     )

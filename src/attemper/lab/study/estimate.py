@@ -1,7 +1,7 @@
 """From a short probe to hours and memory of a whole plan, here and on other numbers of GPUs. Arithmetic only."""
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attemper.lab.study.plan import Plan
@@ -62,6 +62,8 @@ class Estimate:
     """On this machine, with as many workers as were probed."""
     elsewhere: tuple[Scale, ...]
     """On other numbers of such GPUs."""
+    at_most: Scale | None = None
+    """Here, if seeds are added until decided and no recipe is before it has all that it may have; else None."""
 
 
 def estimate(plan: Plan, found: Probe, gpus: Iterable[int] = ()) -> Estimate:
@@ -95,7 +97,18 @@ def estimate(plan: Plan, found: Probe, gpus: Iterable[int] = ()) -> Estimate:
         resident=found.resident,
         here=_scale(runs, None, found.workers, found.start),
         elsewhere=tuple(_scale(runs, number, number * found.per_gpu, found.start) for number in gpus),
+        at_most=_at_most(plan, seconds, found),
     )
+
+
+def _at_most(plan: Plan, seconds: Mapping[str, float], found: Probe) -> Scale | None:
+    """The plan with all seeds that may be added, each for one configuration of a row."""
+    if plan.max_seeds is None:
+        return None
+    rows = [(seconds[entry.configurations[0]], len(plan.configurations(entry))) for entry in plan.recipes]
+    first, added = len(plan.seeds), plan.max_seeds - len(plan.seeds)
+    runs = [each for each, configurations in rows for _ in range(configurations * first + added)]
+    return _scale(runs, None, found.workers, found.start)
 
 
 def _scale(runs: Sequence[float], gpus: int | None, workers: int, start: float) -> Scale:

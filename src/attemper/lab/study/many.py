@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from attemper.errors import AttemperError
 from attemper.lab.errors import StudyError
+from attemper.lab.study.plan_rows import BASELINE
 from attemper.lab.study.sameness import plainest
 from attemper.lab.study.statistics import CONFIDENCE
+from attemper.methods.base import Method
+from attemper.methods.kinds import BlockMap, BranchMap, LossTerm, PatchMap, Penalty, SkipRemover, TokenMap, WeightMap
+from attemper.ops.perturbation import Perturbation
+from attemper.recipe import as_methods, render
 
 Summary = Mapping[str, Any]
 Overview = dict[str, Any]
 RESAMPLES = 4000
+KINDS = (Perturbation, PatchMap, TokenMap, WeightMap, BranchMap, BlockMap, SkipRemover, Penalty, LossTerm)
+"""Of methods, in the order in which a recipe that is shared by studies is written."""
 
 
 def overview(summaries: Sequence[Summary], sources: Sequence[str] = ()) -> Overview:
@@ -36,33 +45,57 @@ def overview(summaries: Sequence[Summary], sources: Sequence[str] = ()) -> Overv
             "source": source,
             **{name: summary["plan"].get(name) for name in ("task", "model")},
             **{name: summary.get(name) for name in ("metric", "verdict", "cautions", "margin", "complete")},
-            "baseline": next(row["mean"] for row in summary["recipes"] if row["recipe"] == "none"),
+            "baseline": _baseline(summary)["mean"],
         }
         for summary, title, source in zip(summaries, titles, sources, strict=True)
     ]
+    baseline = {"name": BASELINE, "cells": [_cell(none, none) for none in map(_baseline, summaries)]}
     rows: dict[str, dict[str, Any]] = {}
+    named = _named_alike(summaries)
     for at, summary in enumerate(summaries):
-        none = next(row for row in summary["recipes"] if row["recipe"] == "none")
+        none = _baseline(summary)
         for row in summary["recipes"]:
-            if row["name"] in summary["same"]:
+            if row is none or row["name"] in summary["same"]:
                 continue
-            name = _shared_name(row)
+            name = row["name"] if row["name"] in named else _shared_name(row)
+            if name in rows and rows[name]["cells"][at] is not None:
+                name = row["name"]  # one study has two of them, such as a recipe at two learning rates
             entry = rows.setdefault(name, {"name": name, "cells": [None] * len(summaries)})
-            if entry["cells"][at] is None:
-                entry["cells"][at] = _cell(row, none)
-    baseline = rows.pop("none")
+            entry["cells"][at] = _cell(row, none)
     recipes = [_whole(entry) for entry in rows.values()]
     _rank(recipes, baseline)
     recipes.sort(key=lambda row: (row["rank"] is None, row["rank"] or 0.0))
     return {"tasks": tasks, "recipes": recipes, "confidence": CONFIDENCE, "baseline": baseline}
 
 
+def _baseline(summary: Summary) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(row for row in summary["recipes"] if row["recipe"] == "none")
+    return found
+
+
+def _named_alike(summaries: Sequence[Summary]) -> set[str]:
+    """Names under which several studies have different recipes: whoever gave them means the same by them."""
+    rows = [row for summary in summaries for row in summary["recipes"] if row["name"] not in summary["same"]]
+    given = {row["name"] for row in rows if plainest(row["name"]) != plainest(row["recipe"]) != BASELINE}
+    counts = Counter(row["name"] for row in rows)
+    return {name for name in given if counts[name] > 1}
+
+
 def _shared_name(row: Mapping[str, Any]) -> str:
-    """What a row is called in all studies: by a name of its own, or where it stands for a grid of which each task chose
-    its settings, by its name; else by its recipe."""
-    grid = len({one["recipe"] for one in row.get("configurations") or ()}) > 1
-    named = " " in row["name"] and "(" not in row["name"]
-    return str(row["name"] if grid or named else plainest(row["recipe"]))
+    """What a row is called in all studies: where it stands for a grid of which each task chose its settings, by its
+    name; else by its recipe, whatever it is called and in whichever order its methods are written."""
+    if len({one["recipe"] for one in row.get("configurations") or ()}) > 1:
+        return str(row["name"])
+    try:
+        methods = as_methods(plainest(row["recipe"]))
+    except AttemperError:  # of another version, or of a package that is not here
+        return str(row["recipe"])
+    return render(sorted(methods, key=_kind))
+
+
+def _kind(method: Method) -> int:
+    """Methods of different kinds act in different places, in whichever order they are written."""
+    return next((at for at, kind in enumerate(KINDS) if isinstance(method, kind)), len(KINDS))
 
 
 def _cell(row: Mapping[str, Any], none: Mapping[str, Any]) -> dict[str, Any]:

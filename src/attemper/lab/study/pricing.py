@@ -45,8 +45,10 @@ class Price:
     seconds: float | None
     """On this machine, with as many workers as were probed."""
     planned: int
-    """Seeds of the plan as it is, and the difference that they see."""
+    """Seeds of the plan as it is, with those that may be added, and the difference that they see."""
     seen: float | None
+    growing: bool = False
+    """Whether seeds are added until decided."""
 
     def lines(self) -> list[str]:
         """The price in words."""
@@ -63,7 +65,8 @@ class Price:
                 f"{duration(self.seconds)} here"
             )
         if self.seen is not None:
-            found.append(f"the plan's {self.planned} seeds see {100 * self.seen:.2f} points or more")
+            most = "at most " if self.growing else ""
+            found.append(f"the plan's {most}{self.planned} seeds see {100 * self.seen:.2f} points or more")
         return found
 
 
@@ -101,6 +104,7 @@ def price_of(plan: Plan, found: Probe, spread: Spread, difference: float) -> Pri
     comparisons = max(1, len(plan.recipes) - 1)
     level = LEVEL / comparisons
     seeds = seeds_to_decide(difference, spread.deviation, level, most=MOST_SEEDS)
+    planned = plan.max_seeds or len(plan.seeds)
     seconds = None
     if seeds is not None:
         longer = dataclasses.replace(plan, seeds=tuple(range(seeds)), until=None, max_seeds=None, more=())
@@ -111,6 +115,7 @@ def price_of(plan: Plan, found: Probe, spread: Spread, difference: float) -> Pri
         comparisons=comparisons,
         seeds=seeds,
         seconds=seconds,
-        planned=len(plan.seeds),
-        seen=smallest_difference(len(plan.seeds), spread.deviation, level),
+        planned=planned,
+        seen=smallest_difference(planned, spread.deviation, level),
+        growing=plan.until is not None,
     )

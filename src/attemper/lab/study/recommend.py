@@ -42,7 +42,7 @@ from attemper.lab.study.selection import validation_of
 from attemper.lab.study.study import Study
 from attemper.lab.threads import cores
 from attemper.lab.training.ranks import current
-from attemper.lab.training.spec import RunSpec
+from attemper.lab.training.spec import RunSpec, lacks_hashes
 
 FILE = "recommend.json"
 EXPLORING = 0.5
@@ -56,6 +56,8 @@ FEWEST_SEEDS, MOST_SEEDS = 3, 40
 CONFIRMED = 3
 """Recipes beside `none` that are confirmed; two where time is short."""
 EXPLORED_SEED = 0
+DIVERGED = "diverged"
+"""What stands in the place of a verdict where `none` could not be trained."""
 
 Recommendation = dict[str, Any]
 
@@ -123,19 +125,25 @@ class _Search:
         self.folder, self.minutes, self.recipes = folder, minutes, tuple(recipes)
         self.executor, self.root, self.view = executor, root, view or SilentView()
         self.engine = engine or Training()
-        self.workers = self._settled(workers or getattr(executor, "workers", None) or _workers_here(executor))
+        if lacks_hashes(self.base.budget, self.base.model):  # as studies do: what a run is called depends on them
+            task = self.engine.open_task(self.base.task, root)
+            budget = self.engine.with_hashes(self.base.budget, task, self.base.model)
+            self.base = dataclasses.replace(self.base, budget=budget)
+        self.workers = self._held() or workers or getattr(executor, "workers", None) or _workers_here(executor)
         self.given_workers = workers
         self.stages = rungs(self.base.budget.epochs)
         self.seconds: dict[tuple[int, str, Configuration], float] = {}
         """What each explored run took, by stage and recipe."""
 
-    def _settled(self, workers: int) -> int:
-        """Write down what was asked for; how many workers there are is the first one's to say."""
-        asked = {"plan": self.base.to_dict(), "minutes": self.minutes, "recipes": list(self.recipes)}
+    def _asked(self) -> dict[str, Any]:
+        return {"plan": self.base.to_dict(), "minutes": self.minutes, "recipes": list(self.recipes)}
+
+    def _held(self) -> int | None:
+        """How many workers the folder's search has, which the first one said; None where there is no search yet."""
         path = self.folder / FILE
         try:
             held = read_json_object(path)
-            other = [name for name, value in asked.items() if held[name] != value]
+            other = [name for name, value in self._asked().items() if held[name] != value]
             if other:
                 raise StudyError(
                     f"{self.folder} holds a recommendation with another {' and another '.join(other)}: choose another "
@@ -143,12 +151,18 @@ class _Search:
                 )
             return int(held["workers"])
         except MissingFileError:
-            with folder_errors(path):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                atomic_write(path, json.dumps({**asked, "workers": workers}, indent=1) + "\n")
-            return workers
+            return None
         except (UnreadableError, ValueError, KeyError, TypeError) as error:
             raise unreadable(path, error) from None
+
+    def _settle(self) -> None:
+        """Write down what was asked for, once it is known to work."""
+        path = self.folder / FILE
+        if not path.exists():
+            with folder_errors(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                atomic_write(path, json.dumps({**self._asked(), "workers": self.workers}, indent=1) + "\n")
+        self.workers = self._held() or self.workers  # another process may have been first
 
     def run(self, command: str) -> Recommendation:
         task = self.engine.open_task(self.base.task, self.root)
@@ -161,6 +175,7 @@ class _Search:
             self.view.note(f"left out: {name} does not fit {self.base.model}: {problem}")
         if len(found) < 2:
             raise StudyError(f"No recipe fits {self.base.model}, so that there is nothing to explore.")
+        self._settle()
         proposers = [Proposer(family, self.base.lr[0], seed) for seed, family in enumerate(found)]
         self._stage(0, {p.family.name: p.trials[:1] for p in proposers})
         sizes = self._sizes(found, sum(self.seconds.values()))
@@ -363,9 +378,17 @@ def answer(summary: Mapping[str, Any]) -> dict[str, Any]:
     open_ = [row for row in rows if row["decision"] and row["decision"]["answer"] == "undecided"]
     open_ = [row for row in open_ if row["difference"]["mean"] > 0]
     best = max(better, key=lambda row: row["difference"]["mean"], default=none)
+    reached = [value for value in none["test"] if value is not None]
+    verdict = (best["decision"] or {}).get("answer", "baseline")
     if best is not none:
         text = (
             f"Use {best['recipe']} with a learning rate of {best['lr']:g}: better than none, each at its best settings."
+        )
+    elif none["diverged"] and none["diverged"] >= len(reached):
+        verdict = DIVERGED
+        text = (
+            f"No answer: every run of none diverged, with a learning rate of {none['lr']:g}. Try a smaller one, and "
+            "see that data and model give numbers."
         )
     elif open_:
         likely = max(open_, key=lambda row: row["difference"]["mean"])
@@ -374,12 +397,13 @@ def answer(summary: Mapping[str, Any]) -> dict[str, Any]:
             f"likely to be is {likely['recipe']}, lr {likely['lr']:g}; more minutes would tell."
         )
     else:
-        text = f"Use none with a learning rate of {none['lr']:g}: nothing scores higher than it on fresh seeds."
-    decision = best["decision"] or {}
+        alike = any(row["decision"]["answer"] == "equivalent" for row in rows if row["decision"])
+        why = "nothing is better than it by what matters" if alike else "nothing scores higher than it on fresh seeds"
+        text = f"Use none with a learning rate of {none['lr']:g}: {why}."
     return {
         "recipe": best["recipe"],
         "lr": best["lr"],
-        "verdict": decision.get("answer", "baseline"),
+        "verdict": verdict,
         "difference": best["difference"],
         "cost": best["cost"],
         "text": text,

@@ -49,6 +49,8 @@ def trained_alike(a: Row, b: Row) -> bool:
     losses = [(_losses(x), _losses(y)) for x, y in known]
     if len(losses) == len(pairs):
         return all(x == y and any(loss is not None for loss in x) for x, y in losses)
+    if a.get("diverged") or b.get("diverged"):  # before the first epoch was over: what they have is the untrained model
+        return False
     return len(pairs) >= SEEDS
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attemper.lab.report.scale import more_seeds
+from attemper.lab.study.statistics import NO_SPREAD
 
 Row = dict[str, Any]
 
@@ -124,6 +125,14 @@ def _undecided(rows: Sequence[Row], name: str, seeds: int) -> list[str]:
         ]
         found.append(f"Undecided after {seeds} seeds, compared with {name}: {join(each)}.")
     for row in flat:
+        if abs(row["difference"]["mean"]) < NO_SPREAD and row["difference"]["seeds"] > 1:
+            more = row["decision"]["more"]
+            seeds_more = "" if more is None else f"; {more_seeds(more)}"
+            found.append(
+                f"{row['name']} is undecided: it scored what the baseline did on every seed, and with so few test "
+                f"items a difference may hide behind that{seeds_more}."
+            )
+            continue
         amount = points(row["difference"]["mean"])
         found.append(
             f"{row['name']} is undecided: it differs by {amount} on every seed alike, which leaves no spread to "
