@@ -18,9 +18,12 @@ DEVICES = ("CPU", "CUDA")  # the CPU only in Triton's interpreter
 
 def on_device(t: Tensor) -> contextlib.AbstractContextManager[Any]:
     """A context in which kernels are launched on the device of `t`."""
-    if not t.is_cuda or torch.cuda.current_device() == t.get_device():
-        return HERE
-    return torch.cuda.device(t.device)
+    return torch.cuda.device(t.device) if is_elsewhere(t) else HERE
+
+
+def is_elsewhere(t: Tensor) -> bool:
+    """Whether `t` is on another device than that on which kernels are launched now."""
+    return t.is_cuda and torch._C._cuda_getDevice() != t.get_device()
 
 
 def unit_stride(t: Tensor) -> Tensor:
