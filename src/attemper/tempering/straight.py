@@ -20,7 +20,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from attemper.tempering.branches import Branch
 from attemper.tempering.residual import Add, Sum
 
-__all__ = ["OwnSum", "OwnSums", "Reading", "Straight", "straight"]
+__all__ = ["OwnSum", "OwnSums", "Reading", "Straight", "definition_of", "straight"]
 
 ADD = "_attemper_add"
 """The argument by which a rewritten function is told what to call."""
@@ -161,7 +161,7 @@ def straight(forward: Any) -> Straight | None:
 
 @functools.lru_cache(maxsize=256)
 def _rewritten(function: FunctionType) -> Straight | None:
-    defined, adder = _definition(function), _Adder()
+    defined, adder = definition_of(function), _Adder()
     if defined is None or not _is_straight(function):
         return None
     defined.body = [adder.visit(statement) for statement in defined.body]
@@ -178,11 +178,11 @@ def _rewritten(function: FunctionType) -> Straight | None:
 @functools.lru_cache(maxsize=256)
 def _is_straight(function: Any) -> bool:
     """Whether a function runs in a straight line."""
-    defined = _definition(function) if type(function) is FunctionType else None
+    defined = definition_of(function) if type(function) is FunctionType else None
     return defined is not None and all(map(_runs_straight, _parts(defined)))
 
 
-def _definition(function: FunctionType) -> ast.FunctionDef | None:
+def definition_of(function: FunctionType) -> ast.FunctionDef | None:
     """The source of a function, if that is what it was compiled from, and nothing else is known of it."""
     if function.__closure__ is not None or hasattr(function, "__wrapped__"):
         return None
