@@ -98,7 +98,7 @@ def test_a_block_asks_torch_for_few_operations(recipe: str) -> None:
 @needs_triton
 @in_parts
 def test_kernels_in_the_interpreter(part: str) -> None:
-    run_cases("triton_masks_cases.py", part)
+    run_cases("triton_masks_cases.py triton_drops_cases.py", part)
 
 
 def test_the_library_loads_no_kernels_for_masks_on_a_cpu() -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from attemper.errors import ParameterError
 from attemper.methods.base import Method, Paper, check_choice, check_prefix
-from attemper.methods.kinds import Position, TokenMap, Tokens, tokens_mean
+from attemper.methods.kinds import Position, PreparedMap, TokenMap, Tokens, tokens_mean
+from attemper.ops import fused
 from attemper.ops.stream import Stream
 
 VARIANTS = ("cb", "cb_s", "gate", "hybrid")
@@ -104,4 +105,9 @@ class ContextBroadcast(Method, TokenMap):
         return torch.ones(channels) if self.variant == "cb_s" else None
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
+        if self.variant == "cb" and tokens.real is None and fused.tokens.mixes(x):
+            return fused.tokens.mixed(x)
         return context_broadcast(x, self.variant, scale=tokens.parameter, real=tokens.real)
+
+    def prepare(self, x: Tensor) -> PreparedMap | None:
+        return fused.tokens.MeanMix(x) if self.variant == "cb" and fused.tokens.mixes(x) else None

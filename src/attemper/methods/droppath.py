@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from attemper.methods.base import Paper, check_choice, check_flag
-from attemper.methods.kinds import BranchMap, inverted
+from attemper.methods.kinds import BranchMap, PreparedSum, inverted
 from attemper.methods.rates import Scheduled
+from attemper.ops import fused
 from attemper.ops.stream import Offsets, Stream
 
 
@@ -49,4 +50,14 @@ class DropPath(Scheduled, BranchMap):
         return keep.view(-1, *([1] * (len(shape) - 1)))
 
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
+        if fused.masks.drops(branch):
+            return fused.masks.dropped_branch(branch, stream, self.p)
         return inverted(branch, self.drawn(branch.shape, stream), self.p)
+
+    def add_branch(self, x: Tensor, branch: Tensor, stream: Stream) -> Tensor:
+        if fused.masks.adds(x, branch):
+            return fused.masks.dropped_sum(x, branch, stream, self.p)
+        return super().add_branch(x, branch, stream)
+
+    def prepare(self, x: Tensor, branch: Tensor) -> PreparedSum | None:
+        return fused.masks.BranchDrop(x, branch, self.p) if fused.masks.adds(x, branch) else None

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from attemper.methods.base import Paper, check_flag
-from attemper.methods.kinds import Position, TokenMap, Tokens, elementwise_keep, inverted
+from attemper.methods.kinds import Position, PreparedMap, TokenMap, Tokens, elementwise_keep, inverted
 from attemper.methods.rates import Scheduled
+from attemper.ops import fused
 from attemper.ops.stream import Stream
 
 
@@ -43,4 +44,9 @@ class FeedForwardDropout(Scheduled, TokenMap):
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         assert stream is not None
+        if fused.masks.drops(x):
+            return fused.masks.dropped_tokens(x, stream, self.p)
         return inverted(x, self.drawn(x.shape, stream), self.p)
+
+    def prepare(self, x: Tensor) -> PreparedMap | None:
+        return fused.masks.TokenDrop(x, self.p) if fused.masks.drops(x) else None

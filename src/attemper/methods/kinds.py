@@ -26,6 +26,13 @@ class Tokens:
     """The method's own parameter at this place, if it asked for one."""
 
 
+PreparedMap = Callable[..., Tensor]
+"""What a method does with contiguous tokens x of one shape, dtype and device, none of them padding, in an ordinary
+training step (`regions.is_ordinary`): called with x, and if the method draws with (x, seed, site, call) of `Source`."""
+PreparedSum = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
+"""The same of a method that maps residual branches, of the stream and a branch: gives their sum."""
+
+
 class TokenMap:
     """Maps tokens (B, N, C) to tokens of the same shape."""
 
@@ -62,6 +69,10 @@ class TokenMap:
 
     def map_tokens(self, x: Tensor, tokens: Tokens, stream: Stream | None) -> Tensor:
         raise NotImplementedError
+
+    def prepare(self, x: Tensor) -> PreparedMap | None:
+        """What is left to do in later calls with tokens like x, (B, …, C) or (N, C); None: `map_tokens` does it all."""
+        return None
 
     def drawn(self, shape: Sequence[int], stream: Stream) -> Tensor:
         """What it draws for tokens of this (B, N, C), broadcastable to them; unless said otherwise, which it keeps."""
@@ -105,6 +116,14 @@ class BranchMap:
 
     def map_branch(self, branch: Tensor, stream: Stream) -> Tensor:
         raise NotImplementedError
+
+    def add_branch(self, x: Tensor, branch: Tensor, stream: Stream) -> Tensor:
+        """The residual stream x with the mapped branch added to it; for methods that can do both at once."""
+        return x + self.map_branch(branch, stream)
+
+    def prepare(self, x: Tensor, branch: Tensor) -> PreparedSum | None:
+        """What is left to do in later sums of tensors like these; None: `add_branch` does it all."""
+        return None
 
     def kept_samples(self, samples: int, stream: Stream) -> Tensor:
         """Boolean (samples,): whose branch is kept; that of the others comes out as zero, whatever it is.

@@ -82,6 +82,23 @@ def may_repeat() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def is_ordinary() -> bool:
+    """Whether an eager training step runs as most do: outside of regions, and only autograd follows what is done.
+
+    Nobody else sees a kernel that is launched directly: no mode, no transform of torch.func, no forward-mode
+    differentiation, no trace.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not may_repeat()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_torch_function_mode_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and torch.autograd.forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def regions() -> list[Region]:
     """The regions that enclose the code which runs now, the innermost first, up to one that is computed again."""
     found: dict[int, Region] = {}

@@ -24,6 +24,7 @@ from attemper.tempering.repeated import Decisions, RepeatedAttention, unusual_fo
 from attemper.tempering.root import run_pass
 from attemper.tempering.standing import standing
 from attemper.tempering.subclassing import Action, site_of
+from attemper.tempering.unmasked import Unmasked
 
 
 @dataclass
@@ -64,6 +65,8 @@ class AttentionAction(Action):
     """Method → the name of its parameter."""
     decisions: Decisions = field(init=False, default_factory=Decisions, compare=False)
     """What was decided for its calls."""
+    unmasked: Unmasked = field(init=False, default_factory=Unmasked, compare=False)
+    """Of which calls it is known that nothing is to be seen in them, where nothing acts."""
     plain: bool = False
     """Whether the last pass that was looked at made nothing but fused calls of plain tensors."""
     active: tuple[Perturbation, ...] = field(init=False)
@@ -153,10 +156,16 @@ class AttentionAction(Action):
     def intercept(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the module with its attention calls caught."""
         if not torch.compiler.is_compiling() and self.plain and self.may_repeat():
+            watches = not (self.active or self.penalties) and self.impl == "auto"
+            if watches and self.unmasked.knows(module, forward, args, kwargs):
+                self.control.ledger.padding.pop(self.place.block, None)
+                return forward(*args, **kwargs)
             known = RepeatedAttention(self, module, AttentionInterceptor)
             with known:
                 out = forward(*args, **kwargs)
             if known.full is None and known.met:
+                if watches and known.untouched and known.met == 1:
+                    self.unmasked.learn(module, forward, args, kwargs)
                 return out
             self.plain = False
             calls = known.hand_over()

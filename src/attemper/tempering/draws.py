@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attemper.errors import UnsupportedError
 from attemper.ops.regions import inside_backward, may_repeat, note_of, noted, regions
 from attemper.ops.seeds import draw_seed
-from attemper.ops.stream import Offsets, Site, Source, Stream, seed_of_call
+from attemper.ops.stream import NOWHERE, Offsets, Site, Source, Stream, seed_of_call
 from attemper.ops.tracing import constant
 from attemper.tempering.mesh import ALONE, Position
 from attemper.tempering.standing import CONTROLS, Place, offsets, position_of_pass, standing
@@ -136,12 +136,26 @@ def ordinary_source(control: Control, site: int, x: Tensor) -> Source | None:
     None: it is no such step, and nothing was counted. It asks as little as can be asked, since every site does so.
     """
     draws: Draws | None = control.ledger.draws
-    if draws is None or draws.position is not ALONE or control.samples is not None or may_repeat() or is_mapped():
+    if draws is None or torch.compiler.is_compiling() or draws.position is not ALONE or control.samples is not None:
         return None
     seed = draws.seed
-    if torch.compiler.is_compiling() or seed.device != x.device:
+    if may_repeat() or torch._C._are_functorch_transforms_active() or seed.device != x.device:
         return None
     return Source(seed, site, draws.number(site))
+
+
+def draw_again(control: Control, site: int, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, int, int] | None:
+    """The seed, the site and the number of a call about a tensor x, noted with a shape.
+
+    Only in an ordinary step (`regions.is_ordinary`). None: a process does not stand alone, and nothing was counted.
+    """
+    draws: Draws | None = control.ledgers.own.draws
+    if draws is None or draws.position is not ALONE or control.samples is not None or draws.seed.device != x.device:
+        return None
+    call = draws.calls.get(site, 0)
+    draws.calls[site] = call + 1
+    draws.notes[site, call] = Note(shape, NOWHERE)
+    return draws.seed, site, call
 
 
 def eager_source(control: Control, site: int, x: Tensor, rows: int = 0, place: Place | None = None) -> Source:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from attemper.errors import ConflictError, UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import LayerRecord, Penalty, TokenMap, Tokens, WeightMap
+from attemper.methods.kinds import LayerRecord, Penalty, PreparedMap, TokenMap, Tokens, WeightMap
 from attemper.ops import fused
-from attemper.ops.regions import as_told
+from attemper.ops.regions import as_told, is_ordinary
 from attemper.ops.stream import Stream
 from attemper.ops.tracing import all_true, has_numbers
 from attemper.sites.adapted import is_transposed
 from attemper.sites.base import Slot
-from attemper.tempering.draws import note, ordinary_source, source
+from attemper.tempering.draws import draw_again, note, ordinary_source, source
 from attemper.tempering.ledger import Entry
 from attemper.tempering.mesh import is_distributed
 from attemper.tempering.operands import input_in_front
@@ -76,13 +76,22 @@ class TokenAction(Action):
     """Whether it acts in evaluation, too."""
     rests: bool = field(init=False)
     """Whether it does nothing: a rate of zero."""
+    asks: bool = field(init=False)
+    """Whether it asks which tokens are padding."""
+    prepared: dict[Any, PreparedMap] = field(init=False, default_factory=dict, compare=False)
+    """Shape, dtype and device of tokens → what is left to do with them."""
 
     def __post_init__(self) -> None:
-        self.always, self.rests = cast(TokenMap, self.method).always, self.method.idle
+        kind = cast(TokenMap, self.method)
+        self.always, self.rests, self.asks = kind.always, self.method.idle, kind.needs_padding
+        self.prepared = {}
 
     def resolve(self, methods: dict[str, Method]) -> None:
         self.method = methods[self.method.name].at(self.place)
-        self.always, self.rests = cast(TokenMap, self.method).always, self.method.idle
+        self.__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy of the model prepares for itself, and a file holds no kernels
+        return {**self.__dict__, "prepared": {}}
 
     def name_site(self) -> None:
         self.stream_site = site_of(self.place.name, self.method.name, self.side)
@@ -96,7 +105,8 @@ class TokenAction(Action):
         return not self.rests and self.control.on(training)
 
     def around(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if not is_outermost(self, module):
+        slot = self.slot
+        if slot is not None and slot.layer is not module and not is_outermost(self, module):
             return forward(*args, **kwargs)
         if self.side == "input":
             return self.map_input(module, forward, args, kwargs)
@@ -137,9 +147,13 @@ class TokenAction(Action):
 
     def map(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Map tokens, or the part of them that this process holds. layer: what they go into, if they do."""
+        mapped = None if torch.compiler.is_compiling() else self.map_again(x)
+        if mapped is not None:
+            return mapped
         method, layout = cast(TokenMap, self.method), self.layout_of(x)
         parameter = None if self.parameters is None else getattr(self.parameters, self.parameter)
         if is_whole(x):
+            self.prepare(x, layout)
             if not self.method.stochastic:
                 return self.map_part(x, layout, parameter, None)
             if (drawn := ordinary_source(self.control, self.stream_site.word, x)) is not None:
@@ -153,6 +167,40 @@ class TokenAction(Action):
             at = functools.partial(token_offsets, axes=axes, held=held, channels=getattr(layer, "in_features", 0))
             stream = source(self.control, self.stream_site, held.local, held.rows(axes.sample), at).stream()
         return held.whole(self.map_part(held.local, layout, parameter, stream))
+
+    def prepare(self, x: Tensor, layout: Layout) -> None:
+        """Let the method prepare for more tokens like these."""
+        alone = self.asks and x.shape[1:-1].numel() == 1  # `map_part` tells what that means
+        if (x.shape, x.dtype, x.device) in self.prepared:
+            return
+        if layout != "batch_first" or x.dim() < 3 or self.parameters is not None or alone:
+            return
+        found = cast(TokenMap, self.method).prepare(x)
+        if found is not None:
+            if len(self.prepared) >= MOST:
+                self.prepared.clear()
+            self.prepared[x.shape, x.dtype, x.device] = found
+
+    def map_again(self, x: Tensor) -> Tensor | None:
+        """Map tokens for which the method has prepared, where none of them is padding; None: there is more to do."""
+        if type(x) is not Tensor or x.is_nested:
+            return None
+        known, control = self.prepared.get((x.shape, x.dtype, x.device)), self.control
+        if known is None or not x.is_contiguous() or not is_ordinary():
+            return None
+        ledger = control.ledgers.own
+        if ledger.origins is not None:
+            return None
+        if self.asks:
+            real = ledger.entry_padding if self.masks is not None else ledger.padding.get(self.told_by)
+            if real is not None or is_distributed():
+                return None
+            self.vain = None
+        if not self.method.stochastic:
+            return known(x)
+        tokens = tuple(x.shape) if x.dim() == 3 else (x.shape[0], x.shape[1:-1].numel(), x.shape[-1])
+        drawn = draw_again(control, self.stream_site.word, x, tokens)
+        return None if drawn is None else known(x, *drawn)
 
     def map_part(self, x: Tensor, layout: Layout, parameter: Tensor | None, stream: Stream | None) -> Tensor:
         """Bring x into (B, N, C), map it, and bring it back."""
@@ -195,7 +243,7 @@ def from_tokens(tokens: Tensor, like: Tensor, layout: Layout) -> Tensor:
         return tokens.transpose(1, 2).reshape(like.shape)
     if layout == "sequence_first" and like.dim() == 3:
         return tokens.transpose(0, 1)
-    return tokens.reshape(like.shape)
+    return tokens if like.dim() == 3 else tokens.reshape(like.shape)
 
 
 @dataclass

@@ -141,3 +141,13 @@ def map_branch(control: Control, method: BranchMap, branch: Tensor, drawn: Sourc
     note(control, drawn, part.shape)
     mapped = method.map_branch(part, drawn.stream())
     return held.whole(mapped.transpose(0, 1) if swap else mapped)
+
+
+def add_branch(
+    control: Control, method: BranchMap, x: Tensor, branch: Tensor, drawn: Source, layout: Layout
+) -> Tensor | None:
+    """The residual stream x and what a method makes of a branch, added; None: they are to be added apart."""
+    if not (is_whole(branch) and is_whole(x)) or (layout == "sequence_first" and branch.dim() == 3):
+        return None
+    note(control, drawn, branch.shape)
+    return method.add_branch(x, branch, drawn.stream())

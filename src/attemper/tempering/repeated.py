@@ -212,6 +212,8 @@ class RepeatedAttention(TorchFunctionMode):
         """Whether their penalties were taken."""
         self.region = innermost()
         self.met = 0
+        self.untouched = False
+        """Whether torch's own call was made as it was."""
         self.full: AttentionInterceptor | None = None
         """What took over, since something was not as it was."""
 
@@ -270,6 +272,7 @@ class RepeatedAttention(TorchFunctionMode):
                     return again
             if decision is not None and not decision.methods and not decision.terms and decision.impl == "sdpa":
                 self.met += 1
+                self.untouched = True
                 self.note_no_padding()
                 grouped = q.shape[1] != k.shape[1]
                 given = 1 / math.sqrt(q.shape[-1]) if scale is None else scale

@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import operator
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor, nn
 
 from attemper.errors import UnmetError
 from attemper.methods.base import Method, Place
-from attemper.methods.kinds import BlockMap, BranchMap, SkipRemover
+from attemper.methods.kinds import BlockMap, BranchMap, PreparedSum, SkipRemover
+from attemper.ops.regions import is_ordinary
 from attemper.ops.stream import Source
 from attemper.tempering.branches import Branch
-from attemper.tempering.draws import calls_so_far, take_back
+from attemper.tempering.draws import calls_so_far, draw_again, take_back
 from attemper.tempering.functions import IN_PLACE
 from attemper.tempering.kept_samples import Saver, Unexpected
 from attemper.tempering.known import Known
-from attemper.tempering.layers import Layout
-from attemper.tempering.parts import block_source, map_block, map_branch
+from attemper.tempering.layers import MOST, Layout
+from attemper.tempering.parts import add_branch, block_source, map_block, map_branch
 from attemper.tempering.penalties import Control
 from attemper.tempering.repeated_sums import KnownSums, RepeatedSums, SumLog
 from attemper.tempering.residual import Add, Residuals, Sum, tensors
+from attemper.tempering.straight import OwnSum, OwnSums, Reading, straight
 from attemper.tempering.subclassing import Action, site_of
 
 
@@ -36,6 +39,8 @@ class Following(Action):
     """The attentions of the block that did not run in it then."""
     known: KnownSums | None = None
     """What the module did then, if it can be seen to do the same again."""
+    own: OwnSums | None = None
+    """The same, where the module's own code adds its branches in a straight line."""
     tries: int = 8
     """How often it may still do something else before nobody expects it any more."""
     branches: tuple[Branch, ...]
@@ -50,10 +55,14 @@ class Following(Action):
             log = None if compiling or self.tries == 0 else SumLog(inputs)
             return Residuals(module, inputs, self.branches, add, log)
 
-        if compiling or self.known is None or self.usual == 0:
+        if compiling or self.known is None or not self.known.steps or self.usual == 0:
+            code = None if compiling or self.tries == 0 else straight(forward)
+            reading = None if code is None else Reading(code, module)
+            add = add if reading is None else reading.noting(add)
             watch = start()
             with self.noting(watch, module), watch:
-                out = forward(*args, **kwargs)
+                out = forward(*args, **kwargs) if reading is None else reading.run(args, kwargs)
+            self.own = None if reading is None else reading.found(len(watch.sums))
             return out, watch
         repeated = RepeatedSums(self.known, inputs, add, start)
         with repeated:
@@ -66,6 +75,7 @@ class Following(Action):
             return
         if self.known is not None:
             self.tries -= 1
+            self.own = self.own if self.tries > 0 else None
         self.known = None if watch.log is None or self.tries == 0 else watch.log.known(out)
 
     def noting(self, watch: Residuals, module: nn.Module) -> AbstractContextManager[None]:
@@ -91,9 +101,14 @@ class SumAction(Following):
     place: Place
     method: Method
     layout: Layout
+    prepared: dict[Any, PreparedSum] = field(init=False, default_factory=dict, compare=False)
+    """Shapes, dtypes and device of a stream and a branch → what is left to do where they are added."""
 
     def resolve(self, methods: dict[str, Method]) -> None:
-        self.method = methods[self.method.name].at(self.place)
+        self.method, self.prepared = methods[self.method.name].at(self.place), {}
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy of the model prepares for itself, and a file holds no kernels
+        return {**self.__dict__, "prepared": {}}
 
     def acts(self, training: bool) -> bool:
         if isinstance(self.method, SkipRemover):
@@ -125,11 +140,33 @@ class SumAction(Following):
         if isinstance(self.method, BlockMap):
             out = map_block(self.control, self.method, added.stream, terms[0] + terms[1], drawn, self.layout)
             return terms[0].copy_(out) if func in IN_PLACE else out
-        mapped = map_branch(self.control, cast(BranchMap, self.method), branch, drawn, self.layout)
+        kind = cast(BranchMap, self.method)
+        if func not in IN_PLACE:
+            together = add_branch(self.control, kind, added.stream, branch, drawn, self.layout)
+            if together is not None:
+                self.prepare(added.stream, branch)
+                return together
+        mapped = map_branch(self.control, kind, branch, drawn, self.layout)
         if func in IN_PLACE and added.at == 0:
             return branch.copy_(mapped + terms[1])
         out = func(*(mapped if term is branch else term for term in terms))
         return out
+
+    def prepare(self, x: Tensor, branch: Tensor) -> None:
+        """Let the method prepare for more sums of such a stream and such a branch."""
+        known = cast(BranchMap, self.method).prepare(x, branch)
+        if known is not None:
+            if len(self.prepared) >= MOST:
+                self.prepared.clear()
+            self.prepared[x.shape, x.dtype, branch.shape, branch.dtype, x.device] = known
+
+    def add_again(self, x: Tensor, branch: Tensor) -> Tensor | None:
+        """A sum for which the method has prepared; None: there is more to do."""
+        known = self.prepared.get((x.shape, x.dtype, branch.shape, branch.dtype, x.device))
+        if known is None or not (x.is_contiguous() and branch.is_contiguous() and is_ordinary()):
+            return None
+        drawn = draw_again(self.control, self.stream_site.word, branch, tuple(branch.shape))
+        return None if drawn is None else known(x, branch, *drawn)
 
     def check(self, added: Sum, drawn: Source) -> None:
         """See that a sum is the one that was expected, where something was left out before it."""
@@ -192,6 +229,11 @@ class SkipAction(SumAction):
 
     def follow(self, module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Run the block and change its sums."""
+        own = self.own
+        if own is not None and not torch.compiler.is_compiling() and own.reads(forward):
+            if own.holds:
+                return self.run_again(own, module, args, kwargs)
+            self.own, self.known, self.tries = None, None, max(self.tries - 1, 0)
         if self.usual == 0 and not torch.compiler.is_compiling() and runs_in_function():
             self.refuse(type(module).__name__, IN_FUNCTION, False)
         graph = saves_graph()
@@ -218,6 +260,25 @@ class SkipAction(SumAction):
                     self.saver.learn(watch.sums, watch.overwrites, module)
         self.learn(watch, out)
         return out
+
+    def run_again(self, own: OwnSums, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The same for a block of which it is known which sums of its own code are residual ones."""
+        drawn, shared = None, Known(None)
+        if isinstance(self.method, BlockMap):
+            drawn = self.source(tensors(args, kwargs)[0])
+        may_prepare = self.saver is None and len(self.prepared) > 0
+
+        def add(known: OwnSum, a: Any, b: Any) -> Any:
+            x, branch = (b, a) if known.at == 0 else (a, b)
+            if may_prepare and type(x) is Tensor and type(branch) is Tensor:
+                out = self.add_again(x, branch)
+                if out is not None:
+                    return out
+            if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
+                self.refuse(type(module).__name__, "adds something else than before to its input", True)
+            return self.sum(Sum(operator.add, (a, b), known.at, known.ended, known.parallel), drawn, shared)
+
+        return own.run(add, module, args, kwargs)
 
     def check(self, added: Sum, drawn: Source) -> None:
         if self.saver is not None and not torch.compiler.is_compiling():

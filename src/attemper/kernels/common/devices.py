@@ -1,5 +1,6 @@
 """Where Triton kernels can run."""
 
+import functools
 import importlib.util
 import os
 
@@ -19,11 +20,19 @@ def refuse_device(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"needs a CUDA device, and the tensors are on {device.type}"
+    return _refuse_gpu(device) if torch.compiler.is_compiling() else _known_refusal(device)
+
+
+def _refuse_gpu(device: torch.device) -> str | None:
     if torch.version.hip is not None:
         return "tried on NVIDIA GPUs only, and this torch is built for ROCm"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "needs a GPU of compute capability 8.0 (Ampere) or later"
     return None
+
+
+_known_refusal = functools.cache(_refuse_gpu)
+"""Every function of a step asks."""
 
 
 def runs_on(x: Tensor) -> bool:

@@ -101,7 +101,8 @@ class Launch:
             launched = launch(self.kernel, self.grid, *arguments, **self.constants)
             self.compiled = launched if aligned else found
             return
-        found.start(self.grid, torch._C._cuda_getCurrentRawStream(self.device), arguments)
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        found.run(*self.grid, stream, found.function, found.metadata, None, None, None, *arguments, *found.values)
 
 
 def is_aligned(*tensors: Tensor | None) -> bool:
