@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,12 +10,6 @@ from attemper.ops.stream import Stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SHAPES = [*cases.TOKENS, (8, 197, 384), (2, 14, 14, 96)]
-
-
-@pytest.fixture(autouse=True)
-def device() -> Iterator[None]:
-    with torch.device("cuda"):
-        yield
 
 
 def here(drawn: Stream) -> Stream:
@@ -42,10 +34,10 @@ def test_branches(shape: tuple[int, ...], drawn: Stream, dtypes: tuple[torch.dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 33, 5), (2, 64, 65)])
 def test_the_mean(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    cases.test_the_mean_is_mixed_in(shape, dtype)
+    cases.test_the_mean_is_mixed_in(shape, dtype, "cuda")
 
 
 @pytest.mark.parametrize("recipe", ["droppath(0.5)", "ffdropout(0.4)", "cb", "droppath(0.4) + ffdropout(0.2) + cb"])
 @pytest.mark.parametrize("kind", ["vit", "swin"])
 def test_models(recipe: str, kind: str) -> None:
-    cases.test_models_train_as_without_the_kernels(recipe, kind)
+    cases.test_models_train_as_without_the_kernels(recipe, kind, "cuda")

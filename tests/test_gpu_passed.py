@@ -53,7 +53,8 @@ def test_what_a_bias_gets(values: bool, logits: bool, blocks: int) -> None:
         expected[768:] = -0.5 * factors[0] * of_values.sum(0)
     if of_logits is not None:
         expected[:768] = -2 * factors[-1] * of_logits
-    torch.testing.assert_close(bias_gradient(factors, (0.5, 2.0), of_values, of_logits, bias), expected)
+    given = bias_gradient(factors, (0.5, 2.0), of_values, of_logits, bias)
+    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-4)  # sums of up to 197 numbers, in another order
 
 
 def make(recipe: str, **changes: Any) -> tuple[nn.Module, attemper.Tempered | None, Tensor]:

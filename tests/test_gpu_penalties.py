@@ -91,7 +91,8 @@ def test_gradients_that_attention_adds_for_penalties(
         q, k, v = parts(leaves[0], heads)
         if leaves is given:
             call = make_call(q, k, v, None, False, None, (), None, leaves[0])
-            out, squares = triton_attention.attention_and_squares(call, bias, dict.fromkeys(wanted, 1.0))
+            out, parts_of = triton_attention.attention_and_squares(call, bias, dict.fromkeys(wanted, 1.0))
+            squares = {name: square.sum() for name, square in parts_of.items()}
         else:
             out = (q @ k.mT / width**0.5).softmax(-1) @ v
             q, k, v = parts(leaves[0] if bias is None else leaves[0] - leaves[1], heads)

@@ -32,7 +32,7 @@ def gradients(function: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
     """What a function gives, and its gradients by what it is given."""
     given = tuple(x.detach().requires_grad_() for x in given)
     out = function(*given)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
     return [out.detach(), *torch.autograd.grad((out * weight).sum(), given)]
 
 
@@ -54,7 +54,7 @@ def test_tokens_are_dropped_by_the_streams_mask(shape: tuple[int, ...], drawn: S
     def by_torch(x: Tensor) -> Tensor:
         return inverted(rows(x), elementwise_keep(rows(x).shape, 0.4, drawn), 0.4).view(x.shape)
 
-    x = torch.randn(shape).to(dtype) + 3
+    x = torch.randn(shape, device=drawn.seed.device).to(dtype) + 3
     assert masks.drops(x)
     assert_close(gradients(lambda x: masks.dropped_tokens(x, drawn, 0.4), x), gradients(by_torch, x))
 
@@ -65,7 +65,8 @@ def test_tokens_are_dropped_by_the_streams_mask(shape: tuple[int, ...], drawn: S
 def test_branches_are_dropped_by_the_streams_mask(
     shape: tuple[int, ...], drawn: Stream, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    x, branch = torch.randn(shape).to(dtypes[0]), torch.randn(shape).to(dtypes[1]) + 3
+    x, branch = (torch.randn(shape, device=drawn.seed.device).to(dtype) for dtype in dtypes)
+    branch += 3
     kept = DropPath(0.5).drawn(shape, drawn)
     wanted = gradients(lambda x, branch: x + inverted(branch, kept, 0.5), x, branch)
     assert masks.adds(x, branch)
@@ -78,8 +79,8 @@ def test_branches_are_dropped_by_the_streams_mask(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [*TOKENS, (2, 33, 5), (2, 64, 65)])
-def test_the_mean_is_mixed_in(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = torch.randn(shape, dtype=dtype)
+def test_the_mean_is_mixed_in(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    x = torch.randn(shape, dtype=dtype, device=device)
     assert tokens.mixes(x)
     wanted = gradients(lambda x: context_broadcast(rows(x.float())).view(shape).to(dtype), x)
     for a, b in zip(gradients(tokens.mixed, x), wanted, strict=True):
@@ -110,6 +111,12 @@ def test_second_gradients_and_those_of_many_directions(function: Callable[[Tenso
         torch.testing.assert_close(grad, torch.autograd.grad(out, x, direction, retain_graph=True)[0])
 
 
+@pytest.fixture
+def device() -> str:
+    """Where these cases run; `test_gpu_drops.py` has another."""
+    return "cpu"
+
+
 @contextlib.contextmanager
 def without_kernels() -> Iterator[None]:
     """Inside it, torch's operators do it all."""
@@ -119,7 +126,7 @@ def without_kernels() -> Iterator[None]:
         yield
 
 
-def model(recipe: str, kind: str = "vit") -> torch.nn.Module:
+def model(recipe: str, kind: str = "vit", device: str = "cpu") -> torch.nn.Module:
     torch.manual_seed(0)
     if kind == "swin":
         sizes = {"img_size": 16, "patch_size": 4, "window_size": 2, "depths": (1, 2), "embed_dim": 8}
@@ -129,16 +136,16 @@ def model(recipe: str, kind: str = "vit") -> torch.nn.Module:
     else:
         given = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
         made = timm.create_model("vit_tiny_patch16_224", **given)
-    attemper.apply(made.train(), recipe)
+    attemper.apply(made.to(device).train(), recipe)
     return made
 
 
-def steps(made: torch.nn.Module, size: int, **options: bool) -> list[Tensor]:
+def steps(made: torch.nn.Module, size: int, device: str = "cpu", **options: bool) -> list[Tensor]:
     """Outputs and gradients of a few passes; options: of the checkpoint that they run in."""
     found = []
     for seed in range(4):
         torch.manual_seed(seed)
-        x = torch.randn(3 + seed // 3, 3, size, size)
+        x = torch.randn(3 + seed // 3, 3, size, size, device=device)
         out = checkpoint(made, x, **options) if options else made(x)
         found += [out.detach(), *torch.autograd.grad(out.square().sum(), tuple(made.parameters()))]
     return found
@@ -146,11 +153,13 @@ def steps(made: torch.nn.Module, size: int, **options: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("recipe", ["droppath(0.5)", "ffdropout(0.4)", "cb", "droppath(0.4) + ffdropout(0.2) + cb"])
 @pytest.mark.parametrize("kind", ["vit", "swin"])
-def test_models_train_as_without_the_kernels(recipe: str, kind: str) -> None:
+def test_models_train_as_without_the_kernels(recipe: str, kind: str, device: str) -> None:
     size = 16 if kind == "swin" else 32
     with without_kernels():
-        wanted = steps(model(recipe, kind), size)
-    for ours in (steps(model(recipe, kind), size), steps(model(recipe, kind), size, use_reentrant=False)):
+        wanted = steps(model(recipe, kind, device), size, device)
+    plain = steps(model(recipe, kind, device), size, device)
+    again = steps(model(recipe, kind, device), size, device, use_reentrant=False)
+    for ours in (plain, again):
         for a, b in zip(ours, wanted, strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
