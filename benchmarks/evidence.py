@@ -125,13 +125,7 @@ KEPT = (
         date="2026-11-19",
         rerun="attemper compare plans/few-labels.yaml --init STUDY/weights/KEY --layer-decay 0.75",
     ),
-    Kept(
-        name="BCCD",
-        file="bccd.html",
-        page="boxes.md",
-        date="2026-11-19",
-        rerun="attemper compare plans/bccd.yaml",
-    ),
+    Kept(name="BCCD", file="bccd.html", page="boxes.md", date="2026-11-19", rerun="attemper compare plans/bccd.yaml"),
     Kept(
         name="CamVid",
         file="camvid.html",
