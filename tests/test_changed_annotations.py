@@ -90,7 +90,7 @@ def test_half_a_character_is_told_before_anything_is_written(tmp_path: Path) -> 
     held = contents(names)
     held["categories"][0]["name"] = "c\ud800t"
     write_json(tmp_path / "own" / "all.json", held)
-    with pytest.raises(DataError, match="'category 3' \\(it has no name that is a text\\)"):
+    with pytest.raises(DataError, match=r"'category 3' \(its name is 'c\\ud800t', and must be a text\)"):
         open_task(f"coco:{tmp_path / 'own'}", tmp_path)
     folder = write_v2(tmp_path / "v2")
     asked = json.loads(questions_of(folder).read_text())

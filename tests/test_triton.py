@@ -30,8 +30,7 @@ TESTS = Path(__file__).parent
         "triton_passed_cases.py triton_lengths_cases.py",
         "triton_weight_drop_cases.py triton_softmax_cases.py triton_mask_gradient_cases.py triton_seeds_cases.py",
         "triton_keys_cases.py triton_parts_cases.py triton_penalised_cases.py triton_packed_cases.py",
-        "triton_repeat_cases.py",
-        "triton_operators_cases.py",
+        "triton_repeat_cases.py triton_operators_cases.py",
     ],
 )
 def test_kernels_in_the_interpreter(cases: str, part: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from operator_calls import FEW, KINDS, NOT_HERE, check, check_first, operators, recorded, steps_of
 
 
+@pytest.mark.slow
 def test_one_call_of_every_operator() -> None:
     assert check_first(recorded("cpu", FEW)) == len(operators() - NOT_HERE)
 

@@ -147,14 +147,7 @@ class Straight(NamedTuple):
 
 
 def straight(forward: Any) -> Straight | None:
-    """A bound forward function, rewritten; None: its code is not known, or does not run in a straight line.
-
-    >>> class Twice:
-    ...     def forward(self, x):
-    ...         return x + x
-    >>> straight(Twice().forward) is None  # nobody knows the source of what a prompt was given
-    True
-    """
+    """A bound forward function, rewritten; None: its code is not known, or does not run in a straight line."""
     function = getattr(forward, "__func__", None)
     return _rewritten(function) if type(function) is FunctionType else None
 
